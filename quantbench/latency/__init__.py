@@ -1,6 +1,7 @@
 """Predicts how long GEMMs, softmax, attention and expert layers take on a GPU.
 
-Each prediction is a latency in µs with a 90 % interval. The package imports its names on first
+Each prediction is a latency in µs with a 90 % interval. `ModelTimes` predicts any of these ops; a
+class such as `GemmModel` fits and predicts one kind of op. The package imports its names on first
 use, so that importing it is cheap.
 """
 

@@ -1,8 +1,9 @@
-"""Computes how long decoding and other attention between unequal sequences takes.
+"""Computes the time of attention with seq_q != seq_k, such as decode attention.
 
-A block reads the keys of one key head of one sequence, or a part of these keys if the kernel splits
-them over SMs. The time of a block follows from the rates at which one SM reads and multiplies.
-Blocks run in waves of one block per SM, and all SMs share the memory bandwidth.
+A thread block processes the keys of one key head of one sequence, or one slice of these keys if the
+kernel splits them over SMs. A block's time follows from the rates at which one SM reads and
+multiplies. Blocks run in waves of one block per SM, and all SMs share the memory bandwidth.
+`attention.AttentionModel` fits `DecodePhysics` to measured times.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from quantbench.workload.dtypes import element_bytes
 
 @dataclass(frozen=True)
 class DecodeKernel:
-    """Rule by which an attention kernel divides the keys of a batch into blocks.
+    """Rule by which an attention kernel divides its work into thread blocks.
 
-    block_m: query rows of a block. The query heads that share a key head are rows of one block.
-    blocks_per_sm: the keys of a head are split into the largest number of parts that gives at most
-        this many blocks per SM; 0 if keys are never split.
-    least_keys: smallest number of keys in a part, which limits the number of parts.
+    block_m: query rows of a block. Query heads that share a key head are packed into these rows.
+    blocks_per_sm: largest number of blocks per SM that splitting the keys of a head may lead to;
+        0 if keys are never split. The number of key slices is the largest within this limit.
+    least_keys: smallest number of keys in a slice, which limits the number of slices.
     shares_groups_only: whether keys are split only if several query heads share them.
     """
 
@@ -94,9 +95,9 @@ class DecodePhysics:
     def cost(
         self, shapes: AttentionShapes, cache_write: BoolArray
     ) -> Callable[[FloatArray], Terms]:
-        """Returns a function that computes the times of these shapes from the parameters.
+        """Returns a function from a parameter vector to the times of these shapes.
 
-        cache_write: ignored, because writing one token takes little time.
+        cache_write: ignored, because writing one token to the cache takes little time.
         """
         device, kernel = self.device, self.kernel
         query_rows = shapes.heads / shapes.kv_heads * shapes.seq_q
@@ -105,8 +106,8 @@ class DecodePhysics:
         filled = np.maximum(blocks * parts / device.sm_count, 1.0)
         elements = shapes.seq_k * shapes.head_dim / parts
         bytes_per_us = device.memory_gb_per_s * 1e3
-        # A block reads keys and values (factor 2), at an equal fraction of the memory bandwidth for
-        # each SM. It multiplies keys and values, with 2 FLOP per element and query row (factor 4).
+        # A block reads its keys and values (factor 2) at the bandwidth per SM. It multiplies both
+        # with the queries, at 2 FLOP per element and query row (factor 4).
         read_us = 2.0 * element_bytes(shapes.dtype) * elements * device.sm_count / bytes_per_us
         flop_per_us = peak_tflops(device, shapes.dtype) * 1e6 / device.sm_count
         multiply_us = 4.0 * elements * kernel.block_m / flop_per_us
@@ -125,8 +126,8 @@ class DecodePhysics:
             block_us = fixed_us + (reading_us**3 + multiplying_us**3) ** (1.0 / 3.0)
             fluid = 1.0 / (1.0 + np.exp(-x["logit_fluid_share"]))
             compute_us = block_us * ((1.0 - fluid) * waves + fluid * filled)
-            # Fraction of the bytes that is found in L2. With the slope 3.0, this fraction falls
-            # from 0.9 to 0.1 while the bytes grow about fourfold.
+            # Fraction of the bytes that hit in L2. With the slope 3.0, this fraction falls from 0.9
+            # to 0.1 while the bytes grow about fourfold.
             hits = 1.0 / (1.0 + np.exp(3.0 * (in_l2 - x["log_l2_share"])))
             memory_us = moved_us * np.exp(-x["log_memory_efficiency"])
             memory_us = memory_us * (1.0 - hits * (1.0 - np.exp(-x["log_l2_rate"])))
@@ -144,7 +145,7 @@ class DecodePhysics:
         return terms
 
     def _cut(self, shapes: AttentionShapes) -> tuple[FloatArray, FloatArray]:
-        """Returns the blocks before the keys are split, and the parts of each block, (n,) each."""
+        """Returns the blocks before keys are split, and the key slices per block, (n,) each."""
         kernel = self.kernel
         group = shapes.heads / shapes.kv_heads
         rows = np.ceil(group * shapes.seq_q / kernel.block_m)
@@ -159,11 +160,11 @@ class DecodePhysics:
         """Returns the inputs of the Gaussian process, (n, 10).
 
         The features describe the shape, the cost model's time, the number of waves, how full the
-        waves are, and into how many parts the keys are split.
+        waves are, and the number of key slices.
         """
         blocks, parts = self._cut(shapes)
         filled = blocks * parts / self.device.sm_count
-        # The ratio of started to filled waves is faded out above four waves, where a partial wave
+        # The ratio of rounded-up to exact waves is faded out above four waves, where a partial wave
         # costs little. The factor 2.0 has no effect, because the process standardises its inputs.
         columns = [
             np.log(shapes.batch * shapes.seq_q),

@@ -1,7 +1,7 @@
-"""Groups GPUs into architecture families, on which libraries run the same kernels.
+"""Determines a GPU's architecture family, and which of its units multiplies matrices of a dtype.
 
-Latency models of one family share a prior. The module also tells which unit of a GPU multiplies
-matrices of a dtype.
+Libraries run the same kernels on all GPUs of a family, so the latency models of these GPUs share a
+prior.
 """
 
 from quantbench.device.spec import DeviceSpec
@@ -39,9 +39,9 @@ def family_of(compute_capability: tuple[int, int] | None) -> str:
 
 
 def generation(name: str) -> str:
-    """Returns NVIDIA's name for the generation of a family.
+    """Returns the generation of a family, as NVIDIA names it.
 
-    The prior "family-out" excludes the whole generation.
+    The prior "family-out" excludes all GPUs of the device's generation.
 
     >>> generation("blackwell-rtx")
     'blackwell'
@@ -50,7 +50,7 @@ def generation(name: str) -> str:
 
 
 def unit(device: DeviceSpec, dtype: str) -> str:
-    """Returns which unit multiplies matrices of a dtype: tensor, CUDA or (AMD) matrix cores.
+    """Returns the unit that multiplies matrices of a dtype: tensor, CUDA or (AMD) matrix cores.
 
     CUDA cores multiply fp32 everywhere, every dtype before Volta, and int8 on Volta, whose tensor
     cores support only fp16.

@@ -1,7 +1,8 @@
-"""Grows decision trees with scikit-learn, stores them as flat arrays and evaluates these in numpy.
+"""Trains forests of decision trees with scikit-learn, and evaluates them with numpy alone.
 
-Prediction needs no scikit-learn: each numpy pass moves all rows one level down in all trees. The
-module also converts trees to the arrays of a model file and back.
+The latency models of GEMMs and experts correct their cost models with a `Forest`. Prediction moves
+all rows one level down in all trees in each numpy pass. The module also converts a forest to the
+arrays of a model file and back.
 """
 
 from __future__ import annotations
@@ -22,33 +23,34 @@ IndexArray = npt.NDArray[np.intp]
 
 #: rows per batch: enough to amortise numpy's call overhead, few enough to stay in the cache
 CHUNK = 1024
-# Leaf values, in log time, are rounded to multiples of this number. The rounding changes the mean
-# over a forest's trees by at most half a multiple, which is 0.1 %.
+# Leaf values (log time) are rounded to multiples of this step. The rounding changes a prediction,
+# the mean over the trees, by at most half a step, which is 0.1 % of the time.
 _VALUE_STEP = 2.0**-9
-# Leaf values are clipped to this magnitude when trees are stored.
+# Leaf values of a larger magnitude are clipped to this one.
 _LARGEST_VALUE = 64.0
 # Levels that a tree may have beyond log2(rows), the depth of a balanced tree with one row per leaf.
-# In prediction, each level costs one pass over all rows and trees.
+# The limit keeps prediction fast, because each level costs one pass over all rows and trees.
 _SPARE_DEPTH = 5
-# `from_arrays` refuses trees of more levels, which a damaged file may claim.
+# `from_arrays` refuses deeper trees, because a damaged file may contain any depth.
 _DEEPEST = 64
 # Feature number that marks a leaf in the stored arrays.
 _LEAF = 255
 
 
 def chunks(rows: int, most: int = CHUNK) -> list[slice]:
-    """Returns slices of at most `most` rows that cover all rows."""
+    """Returns consecutive slices of at most `most` rows that together cover all rows."""
     return [slice(start, start + most) for start in range(0, rows, most)]
 
 
 @dataclass(frozen=True)
 class Forest:
-    """Decision trees as flat arrays.
+    """Decision trees as flat arrays, over all nodes of all trees.
 
-    The left child of a node (feature <= threshold) is the next node. A leaf is its own child and
-    has the threshold +inf.
+    A node sends rows with feature <= threshold to its left child, which is stored directly after
+    the node, and other rows to its right child. A leaf has the threshold +inf and is its own child.
 
-    feature, threshold: (nodes,), feature that a node tests and the value it compares with.
+    feature: (nodes,), index of the feature that a node tests.
+    threshold: (nodes,), value that the feature is compared with.
     right: (nodes,), index of the right child.
     value: (nodes,), prediction of a leaf; 0 for other nodes.
     roots: (trees,), node index of each tree's root.
@@ -64,15 +66,16 @@ class Forest:
 
     @classmethod
     def grow(cls, x: Float32Array, y: FloatArray, *, trees: int, leaf: int, seed: int) -> Forest:
-        """Grows extremely randomised trees of y (rows,) over x (rows, features).
+        """Fits extremely randomised trees that predict y (rows,) from x (rows, features).
 
+        trees: number of trees.
         leaf: smallest number of rows in a leaf.
         """
         from sklearn.ensemble import ExtraTreesRegressor
 
         deepest = int(np.ceil(np.log2(len(y)))) + _SPARE_DEPTH
-        # Every split considers all features: with a random third of the features per split, tail
-        # errors on A100 were larger from 1000 rows on.
+        # Every split considers all features. A random third of the features per split gave larger
+        # tail errors on A100 in fits to 1000 or more rows.
         grown = ExtraTreesRegressor(
             trees, min_samples_leaf=leaf, max_depth=deepest, random_state=seed, n_jobs=1
         ).fit(x, y)
@@ -90,12 +93,12 @@ class Forest:
         leaf: int,
         seed: int,
     ) -> Forest:
-        """Grows boosted trees of y (rows,) over x (rows, features).
+        """Fits boosted trees that predict y (rows,) from x (rows, features).
 
-        Boosting adds up the trees, each times the learning rate. Leaf values are therefore
-        multiplied by rate · trees, so that `predict`, which averages over the trees, gives that
-        sum.
+        A boosted prediction is the learning rate times the sum over the trees, but `predict`
+        averages over the trees. Leaf values are therefore multiplied by rate · trees.
 
+        trees: number of trees.
         depth: levels of each tree.
         rate: learning rate.
         leaf: smallest number of rows in a leaf.
@@ -114,10 +117,11 @@ class Forest:
 
     @classmethod
     def _flat(cls, estimators: Sequence[Any], scale: float) -> Forest:
-        """Joins scikit-learn's trees and rounds their numbers as they are stored.
+        """Joins scikit-learn's trees into flat arrays with rounded thresholds and leaf values.
 
-        Thresholds keep 16 significant bits; leaf values, multiplied by `scale`, are rounded to
-        steps of _VALUE_STEP.
+        Thresholds keep 16 significant bits. Leaf values are rounded to multiples of _VALUE_STEP.
+
+        scale: factor on the leaf values.
         """
         trees = [estimator.tree_ for estimator in estimators]
 
@@ -129,9 +133,9 @@ class Forest:
         leaf = joined("children_left") < 0
         right = np.repeat(roots, counts) + joined("children_right")
         threshold = joined("threshold").astype(np.float32)
-        # Thresholds are rounded down. Rounded up, a threshold just below a value of few bits, such
-        # as the fill 1 of a whole wave, would equal that value, and rows with the value would go to
-        # the left child instead of the right.
+        # Thresholds are rounded down, never up. Otherwise a threshold just below a round value,
+        # such as the fill 1 of a whole wave, could become equal to that value, and rows with the
+        # value would go to the left child instead of the right.
         bits = threshold.view(np.uint32) + np.where(threshold < 0, np.uint32(255), np.uint32(0))
         bits &= np.uint32(0xFFFFFF00)
         value = np.round(scale * joined("value")[:, 0, 0] / _VALUE_STEP) * _VALUE_STEP
@@ -155,10 +159,10 @@ class Forest:
             variance[part] = values.var(axis=0)
         return mean, variance
 
-    # Indices have the dtype intp throughout, because numpy casts any other on every take.
+    # Indices have the dtype intp, because `take` converts any other dtype on every call.
     @cached_property
     def _children(self) -> IndexArray:
-        """Left and right child of each node, (2 · nodes,); a leaf's children are itself."""
+        """Left and right child of each node in turn, (2 · nodes,); a leaf is its own children."""
         left = np.arange(len(self.threshold)) + np.isfinite(self.threshold)
         return np.stack([left, self.right], axis=1).astype(np.intp).ravel()
 
@@ -167,9 +171,9 @@ class Forest:
         return self.feature.astype(np.intp)
 
     def _leaves(self, columns: Float32Array) -> IndexArray:
-        """Returns the leaf that each row reaches in each tree, (trees, rows).
+        """Returns the node index of the leaf that each row reaches in each tree, (trees, rows).
 
-        columns: (features, rows).
+        columns: (features, rows), inputs of the trees.
         """
         rows = columns.shape[1]
         flat = columns.ravel()
@@ -187,10 +191,10 @@ class Forest:
         return node
 
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Returns the arrays that `from_arrays` reads.
+        """Returns the compact arrays that `from_arrays` reads.
 
-        `number` holds the value of a leaf or the threshold of another node. `right` holds how many
-        nodes after a node its right child is stored.
+        `feature` is _LEAF for a leaf. `number` is the value of a leaf or the threshold of another
+        node. `right` is the offset from a node to its right child, 0 for a leaf.
         """
         leaf = np.isinf(self.threshold)
         skipped = self.right - np.arange(len(leaf))
@@ -206,7 +210,9 @@ class Forest:
     def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]], num_features: int) -> Forest:
         """Inverse of `to_arrays`.
 
-        Raises StoreError unless all trees end in leaves and read only `num_features` features.
+        num_features: number of features that the trees may test.
+
+        Raises StoreError for trees that do not end in leaves or that test other features.
         """
         feature = arrays["feature"]
         number = arrays["number"].astype(np.float32)
@@ -227,7 +233,7 @@ class Forest:
             and ((found.roots >= 0) & (found.roots < len(leaf))).all()
             and (found.feature < num_features).all()
             and np.isfinite(number).all()
-            # A leaf, and no other node, is its own child.
+            # Leaves, and only leaves, are their own right child.
             and ((skipped > 0) != leaf).all()
             and (found.right < len(leaf)).all()
         )

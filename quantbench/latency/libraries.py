@@ -1,19 +1,19 @@
-"""Names the libraries whose kernels were measured, and selects a default for each GPU and dtype.
+"""Lists the libraries with public kernel timings, and selects the default for a GPU and dtype.
 
-The library decides which kernels run, and so at which shapes the latency jumps, as much as the GPU
-does. The default library is the one whose public table has the most shapes, except that vLLM comes
+The kernels that run, and the shapes at which latency jumps, depend on the library as much as on the
+GPU. The default is the library with the largest public table of GEMM times, except that vLLM comes
 last for fp8_block.
 """
 
 from quantbench.device.registry import same_chip
 from quantbench.errors import require_choice
 
-#: Libraries whose kernels were measured. The bf16 GEMMs of vllm, sglang and trtllm were measured by
-#: calling `torch.nn.functional.linear`.
+#: Libraries whose kernels were measured. The bf16 GEMMs of vllm, sglang and trtllm were measured as
+#: calls of `torch.nn.functional.linear`.
 LIBRARIES = ("torch", "triton", "vllm", "sglang", "trtllm", "aiter")
 
-#: Maps a device slug to the system's name in aiconfigurator-core. Not every system has a GEMM
-#: table.
+#: Maps a device slug to the device's system name in aiconfigurator-core. Not every system has a
+#: GEMM table.
 SYSTEMS: dict[str, str] = {
     "a100-pcie-80gb": "a100_pcie",
     "a100-sxm4-80gb": "a100_sxm",
@@ -40,27 +40,27 @@ _WITH_NEWEST = (
     "l40s",
     "rtx_pro_6000_server",
 )
-#: Maps a system to its libraries and the version of each library's newest GEMM table in
-#: aiconfigurator-core 0.12.0. The default library comes first: the one whose table has the most
-#: shapes. Libraries whose numbers of shapes differ by at most 1 % come in the order vLLM, SGLang,
-#: TensorRT-LLM. For fp8_block, `libraries_of` moves vLLM to the end: vLLM's small GEMMs take 55 to
-#: 300 µs where SGLang's take 4 µs, because vLLM's times include the host's work (aiconfigurator
-#: issue 1414).
+#: Maps a system to its libraries with a GEMM table in aiconfigurator-core 0.12.0, and each library
+#: to the version of its newest table. Libraries are sorted by the number of shapes in their tables,
+#: largest first, so the first is the default. If these numbers differ by at most 1 %, the order is
+#: vLLM, SGLang, TensorRT-LLM. For fp8_block, `libraries_of` moves vLLM to the end: vLLM's small
+#: GEMMs take 55 to 300 µs where SGLang's take 4 µs, because vLLM's times include the host's work
+#: (aiconfigurator issue 1414).
 TABLES: dict[str, dict[str, str]] = {
     "a100_sxm": {"sglang": "0.5.10", "vllm": "0.14.0", "trtllm": "1.0.0"},
     **dict.fromkeys(_WITH_NEWEST, _NEWEST),
 }
-#: At ep > 1, the expert tables of these libraries may include rows of other GPUs' experts. SGLang's
-#: collector masks them (aiconfigurator, 2026, collector/helper.py, build_rank0_local_workload), and
-#: some times of vLLM cover all top_k rows of each token that reaches the GPU. docs/experts.md shows
-#: what ep = 8 saves by library.
+#: Libraries whose expert times for ep > 1 may include rows of other GPUs' experts. SGLang's
+#: collector masks such rows (aiconfigurator, 2026, collector/helper.py,
+#: build_rank0_local_workload). Some times of vLLM cover all top_k rows of each token that reaches
+#: the GPU. docs/experts.md shows the time that ep = 8 saves for each library.
 MASKED_EXPERTS = ("sglang", "vllm")
 MASKED_WORDS = "times for ep > 1 may include masked rows of other GPUs' experts"
 #: Maps a system to the library and version of its default table.
 DEFAULT_TABLES: dict[str, tuple[str, str]] = {
     system: next(iter(of.items())) for system, of in TABLES.items()
 }
-#: Maps a system to the dtypes of its tables in TABLES; a system that is missing here has those of
+#: Maps a system to the dtypes of its GEMM tables. A system that is missing here has the dtypes in
 #: _BLACKWELL. The weight-only and smooth-quantised formats (int8_wo, int4_wo, sq) are left out,
 #: because their GEMMs are not int8 GEMMs.
 _FORMATS: dict[str, tuple[str, ...]] = {
@@ -68,13 +68,14 @@ _FORMATS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("h100_sxm", "h200_sxm", "l40s"), ("bf16", "fp8", "fp8_block")),
 }
 _BLACKWELL = ("bf16", "fp8", "fp8_block", "nvfp4")
-# Maps (system, dtype) to the libraries left out: those without a table, and vLLM on the RTX PRO
-# 6000, whose table has only 518 rows.
+# Maps (system, dtype) to the libraries in TABLES that are not used: libraries without a table of
+# the dtype, and vLLM on the RTX PRO 6000, whose table has only 518 rows.
 _WITHOUT = {
     ("l40s", "fp8_block"): ("sglang",),
     ("rtx_pro_6000_server", "fp8_block"): ("vllm", "sglang"),
 }
-#: Maps (device slug, dtype) to the library of its published file (`tools.published_tables`).
+#: Maps (device slug, dtype) to the library that was timed in another public file
+#: (`tools.published_tables`).
 _PUBLISHED = {
     ("mi300x-192gb", "fp8_block"): "aiter",
     ("mi355x-288gb", "fp8_block"): "aiter",
@@ -102,9 +103,9 @@ def slug_of(system: str) -> str | None:
 
 
 def libraries_of(slug: str, dtype: str) -> tuple[str, ...]:
-    """Returns the libraries with a public GEMM table of a device and dtype, the default first.
+    """Returns the libraries with a public GEMM table for a device and dtype, the default first.
 
-    A table of the same chip with other memory counts as a table of the device.
+    A device without a table has the libraries of a card with the same chip and other memory.
 
     >>> libraries_of("h100-sxm5-80gb", "fp8"), libraries_of("h100-sxm5-80gb", "nvfp4")
     (('vllm', 'sglang', 'trtllm'), ())
@@ -126,7 +127,7 @@ def _libraries_of(slug: str, dtype: str) -> tuple[str, ...]:
 
 
 def default_library(slug: str, dtype: str) -> str:
-    """Returns the library assumed where the user names none; torch if no library was measured.
+    """Returns the library to assume if the user names none; torch if no library was measured.
 
     >>> default_library("h100-sxm5-80gb", "fp8"), default_library("l4-24gb", "fp8")
     ('vllm', 'torch')
@@ -135,7 +136,7 @@ def default_library(slug: str, dtype: str) -> str:
 
 
 def library_words(slug: str, dtype: str, requested: str, operation: str) -> str:
-    """Returns a line that says which library's GEMMs are predicted, and why this library.
+    """Returns a line that names the library whose GEMMs are predicted, and why it was selected.
 
     requested: name of the library that the user asked for, or "".
     operation: the caller's name for error messages.
@@ -168,7 +169,7 @@ def library_words(slug: str, dtype: str, requested: str, operation: str) -> str:
 
 
 def library_of(provider: str) -> str:
-    """Returns the library that a provider's kernels belong to; torch if its name shows no other.
+    """Returns the library that a provider's name begins with; torch if it begins with none.
 
     >>> library_of("vllm.flash_attn_fa3"), library_of("cublas")
     ('vllm', 'torch')
@@ -180,8 +181,8 @@ def library_of(provider: str) -> str:
 def resolve_library(slug: str, dtype: str, library: str, operation: str = "library") -> str:
     """Returns `library`, or the default library if it is "".
 
-    For bf16, torch is replaced by the default library, because the rows of that library's table
-    ran `torch.nn.functional.linear`.
+    For bf16, torch is replaced by the default library, because that library's bf16 GEMMs were
+    measured as calls of `torch.nn.functional.linear`.
 
     operation: the caller's name for error messages.
 

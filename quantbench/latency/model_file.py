@@ -1,6 +1,6 @@
-"""Reads and writes files of models: a JSON header and named arrays in one `.npz` file.
+"""Converts a latency model's JSON header and arrays to the content of one `.npz` file and back.
 
-No file is read with pickle, so a file from elsewhere cannot run code.
+Reading does not use pickle, so a file from elsewhere cannot run code.
 """
 
 import json
@@ -21,7 +21,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 _HEADER = "header"
 # `unpack` refuses a file whose unpacked arrays are larger than this in total.
 _LARGEST_BYTES = 2**28
-#: exceptions that a damaged or foreign file raises on its way from bytes to a model
+#: exceptions that reading a model from a damaged or foreign file can raise
 BROKEN = (
     ArithmeticError,
     AttributeError,
@@ -38,7 +38,7 @@ BROKEN = (
 
 
 def pack(header: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
-    """Returns the content of a file with this header and these arrays."""
+    """Returns the content of a model file with this header and these arrays."""
     stream = BytesIO()
     named: dict[str, Any] = {_HEADER: np.array(json.dumps(header)), **arrays}
     np.savez_compressed(stream, **named)
@@ -48,9 +48,10 @@ def pack(header: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> b
 def unpack(
     who: str, content: bytes, model_format: str, version: int
 ) -> tuple[dict[str, Any], Arrays]:
-    """Inverse of `pack`.
+    """Returns the header and the arrays of a model file; inverse of `pack`.
 
     who: the caller's name for error messages.
+    model_format, version: format and version that the header must have.
 
     Raises StoreError for a damaged file, and InputError for another format or version.
     """
@@ -73,7 +74,7 @@ def unpack(
 
 
 def inner(arrays: Mapping[str, npt.NDArray[Any]], prefix: str) -> Arrays:
-    """Returns the arrays whose names begin with a prefix, under names without the prefix."""
+    """Returns the arrays whose names begin with a prefix, with the prefix removed."""
     found = {}
     for name, array in arrays.items():
         if name.startswith(prefix):
@@ -82,7 +83,7 @@ def inner(arrays: Mapping[str, npt.NDArray[Any]], prefix: str) -> Arrays:
 
 
 def outer(arrays: Mapping[str, npt.NDArray[Any]], prefix: str) -> Arrays:
-    """Returns the arrays under names that begin with the prefix."""
+    """Returns the arrays with a prefix added to each name."""
     return {prefix + name: array for name, array in arrays.items()}
 
 

@@ -1,7 +1,7 @@
-"""Predicts op times of one GPU with the shipped latency models, or with priors.
+"""Predicts op times on one GPU with the shipped latency models, or with priors.
 
-Times of batches that are larger than the models support are extrapolated. The module also chooses
-the GEMM model of a dtype, and words the notes on the sources of the times.
+`ModelTimes` selects the model for each op and extrapolates batches that are larger than the models
+support. `best_gemm_model` selects the GEMM model for a dtype. Notes name the sources of the times.
 """
 
 from collections import defaultdict
@@ -31,8 +31,8 @@ from quantbench.workload.kinds import Compute
 class ModelTimes:
     """Op times from latency models, with the kernels that the models select; implements `OpTimes`.
 
-    library: library whose kernels run GEMMs; "" means the default of each dtype
-        (`libraries.default_library`).
+    library: library whose kernels run GEMMs and experts; "" means the default for each dtype
+        (`libraries.default_library`, `MoEModel.best`).
     gemm: function from a dtype to a GEMM model and a note on its source. The default is
         `best_gemm_model`.
 
@@ -63,7 +63,7 @@ class ModelTimes:
         return "; ".join(filter(None, self._notes))
 
     def products(self, dtype: str) -> tuple[GemmModel, str]:
-        """Returns the GEMM model of a dtype, and a note on the model's source."""
+        """Returns the GEMM model for a dtype, and a note on the model's source."""
         return self._gemm_of(dtype)
 
     def estimates(self, workloads: Sequence[Compute]) -> list[Estimate]:
@@ -88,14 +88,18 @@ class ModelTimes:
         found: dict[Compute, Estimate] = {}
         for (kind, dtype), works in groups.items():
             model = self._experts_of(dtype) if kind is MoE else self._gemm_of(dtype)[0]
-            # For attention and softmax, too, the GEMM model tells whether the GPU was measured.
+            # For attention and softmax, too, the GPU counts as measured if the GEMM model is
+            # fitted.
             if not model.rows:
                 self.common_error = UNMEASURED_COMMON
             found.update(zip(works, answers[kind](works), strict=True))
         return [found[work] for work in workloads]
 
     def _products(self, works: list[Gemm]) -> list[Estimate]:
-        """Returns the estimates of GEMMs of one dtype, with kernels and with what is unmeasured."""
+        """Returns the estimates of GEMMs of one dtype.
+
+        Each estimate has the kernel and, if no measurement supports it, the reason.
+        """
         dtype = works[0].dtype
         model, note = self._gemm_of(dtype)
         self._notes[note] = None
@@ -118,7 +122,7 @@ class ModelTimes:
     def _attentions(self, works: list[Attention]) -> list[Estimate]:
         found = self._attention.predict(works)
         self._notes[self._attention.note] = None
-        # The note differs from the model's own if the batch has shapes outside the measured kinds.
+        # The notes differ if some shapes are outside the measured kinds.
         if found.note != self._attention.note:
             beyond = "backward attention and unusual heads are beyond what was measured there"
             self._notes[beyond] = None
@@ -126,7 +130,7 @@ class ModelTimes:
         return [replace(one, unmeasured=why) for one, why in zip(found, reasons, strict=True)]
 
     def _unmeasured(self, work: Attention) -> str:
-        """Returns why no measurement supports the time of an attention; "" if one does."""
+        """Returns why no measurement supports an attention op's time; "" if one does."""
         if not self._attention.fitted:
             return f"attention: none measured on {self.device.name}"
         if self._attention.knows(work):
@@ -151,7 +155,7 @@ class ModelTimes:
 
 
 class BestTimes:
-    """`ModelTimes` of one library for each GPU, cached; an `op_times.TimesOf`."""
+    """Cached `ModelTimes` of one library for each GPU; an `op_times.TimesOf`."""
 
     def __init__(self, library: str = "") -> None:
         self._library = library
@@ -175,11 +179,11 @@ def best_gemm_model(
 ) -> tuple[GemmModel, str]:
     """Returns a GEMM model for a dtype, and a note on the model's source.
 
-    The model was fitted to the dtype, or to its twin (`TWINS`) if both have the same peak. Without
-    such a model, the result is the prior.
+    The model was fitted to the dtype, or to its twin (`TWINS`) if the twin has the same peak.
+    Without such a model, the result is the prior.
 
-    preferred: function from a dtype to a model, such as that of a profile, that is used before the
-        shipped model; the function returns None if there is no such model.
+    preferred: function from a dtype to a model that takes precedence over the shipped model, such
+        as a profile's; the function returns None if it has no model for the dtype.
     """
 
     def shipped(name: str) -> GemmModel | None:
@@ -204,9 +208,9 @@ def best_gemm_model(
 def chosen_libraries(
     device: DeviceSpec, dtype: str, requested: str, operation: str, *, experts: bool
 ) -> str:
-    """Returns a line that says which library's GEMMs `ModelTimes` predicts, and why.
+    """Returns a line that names the library whose GEMMs `ModelTimes` predicts, and why.
 
-    The line also names the library of the experts if that is another library.
+    The line also names the library that runs the experts if it is another one.
 
     requested: name of the library that the user asked for, or "".
     operation: the caller's name for error messages.
@@ -221,7 +225,7 @@ def chosen_libraries(
 
 
 def _origin(model: GemmModel) -> str:
-    """Returns the note of a fitted model: its device, rows, and error on held-out rows."""
+    """Returns the note on a fitted model: its device, fitted rows, and error on held-out rows."""
     words = f"products on {model.device.name}: fitted on {model.rows:,} measured shapes"
     of = model.provenance
     if "held_out" in of:
@@ -240,10 +244,10 @@ def require_reach(m: int, n: int, k: int) -> None:
 
 
 def predict_within_reach(model: GemmModel, gemms: Sequence[Gemm]) -> list[Estimate]:
-    """Predicts GEMMs, in order, as GEMMs of the model's dtype.
+    """Returns one estimate per GEMM, in order, as if each GEMM had the model's dtype.
 
     The models support batches of up to LARGEST_SIDE rows (batch · m). The time of a larger batch is
-    the time of the largest supported batch, multiplied by the ratio of the two batches. Raises
+    the time of the largest supported batch, multiplied by the ratio of the two batch sizes. Raises
     InputError for a GEMM with a side above LARGEST_SIDE.
     """
     smaller = []
@@ -270,12 +274,12 @@ _resident_blocks = cache(resident_blocks)
 def _launch_and_waves(
     found: Estimate, gemm: Gemm, device: DeviceSpec, *, in_waves: bool
 ) -> tuple[Launch | None, int | None]:
-    """Returns the launch with its blocks per SM, and the number of waves.
+    """Returns an estimate's launch with its blocks per SM, and the number of waves.
 
     The number of waves is None if it cannot be determined (`quantization.credible_waves`).
 
-    in_waves: whether GEMMs run in waves by the model. If not, the blocks per SM and the waves are
-        unknown.
+    in_waves: whether GEMMs run in waves, according to the model. If not, the blocks per SM and the
+        number of waves are unknown.
     """
     launch = found.launch
     if launch is None or launch.tile is None:

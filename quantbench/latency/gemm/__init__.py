@@ -1,1 +1,1 @@
-"""Predicts the latency of GEMMs (matrix products) from a cost model and learned corrections."""
+"""Predicts GEMM latency from a cost model and learned corrections; see `model.GemmModel`."""

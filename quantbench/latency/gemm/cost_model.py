@@ -1,13 +1,20 @@
 """Predicts GEMM times from tiles, waves and memory traffic of the kernels a library may choose.
 
-A kernel runs batch · ceil(m / block_m) · ceil(n / block_n) · split_k blocks in waves. A p-norm
-joins the times of arithmetic (in waves, softened by a fluid share), memory reads and L2 traffic; a
-second norm joins the result and the time to write c; launch, waves, main-loop steps along k,
-split-k and quantization are added. The library is assumed to choose nearly the fastest kernel, so
-the time is a soft minimum over the kernels.
+A kernel is a tile and a split_k. It runs batch · ceil(m / block_m) · ceil(n / block_n) · split_k
+blocks in waves; a wave is the blocks that are resident at once. A kernel's time is computed in
+steps:
 
-Units: µs, bytes, FLOP. Arrays are (kernels, rows) unless stated otherwise, because numpy is faster
-on long rows.
+- Arithmetic takes time per wave. The parameter "fluid" softens the steps between numbers of waves,
+  because waves overlap.
+- A p-norm joins the times of arithmetic, memory reads and L2 traffic to the main loop's time. A
+  second p-norm joins the main loop and the writing of c.
+- Launch, waves, main-loop steps along k, the split-k reduction and quantization are added.
+
+The library is assumed to choose nearly the fastest kernel, so the time of a GEMM is a soft minimum
+over the kernels (`log_latency`).
+
+Units: µs, bytes, FLOP. A row is one GEMM. Arrays are (kernels, rows) unless another shape is given,
+because numpy is faster on long rows.
 """
 
 from __future__ import annotations
@@ -39,12 +46,12 @@ TILES = (
     (32, 128), (128, 32), (32, 64), (64, 32), (16, 128), (16, 64), (32, 256),
 )  # fmt: skip
 SPLITS = (1, 2, 4, 8, 16, 32)
-# Tiles whose waves and padding are inputs of the trees, whether or not the menu has them.
+# Tiles whose waves and padding are inputs of the trees, even if the menu lacks these tiles.
 _COMMON_TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 64))
-# An fp32 accumulator of this many elements fills half the registers of an SM, so that only one such
-# block is resident.
+# Elements of the largest tile. Its fp32 accumulator fills half the registers of an SM, so that only
+# one such block is resident.
 _LARGEST_TILE = 32768
-# Number of resident blocks that is assumed for the smallest tiles.
+# Largest number of resident blocks per SM, which is assumed for the smallest tiles.
 _MOST_BLOCKS_PER_SM = 6
 
 
@@ -61,7 +68,7 @@ class Kernels:
     """Columns of a menu's kernels, (kernels, 1) each.
 
     tile_index: index of each kernel's tile in `Menu.tiles`.
-    split_k: number of parts of k, each of which has its own blocks.
+    split_k: number of slices of k, each of which has its own blocks.
     block_m, block_n: sides of the tile.
     blocks_per_sm: blocks that are resident on an SM.
     """
@@ -74,18 +81,18 @@ class Kernels:
 
     @cached_property
     def area(self) -> FloatArray:
-        """Elements of a tile relative to a tile of 128 × 128."""
+        """Number of elements of a tile over that of a 128 × 128 tile."""
         return self.block_m * self.block_n / 16384.0
 
     @cached_property
     def growth(self) -> FloatArray:
-        """Log of block_m + block_n relative to a tile of 128 × 128."""
+        """Log of block_m + block_n over the value 256 of a 128 × 128 tile."""
         return np.asarray(np.log((self.block_m + self.block_n) / 256.0))
 
 
 @dataclass(frozen=True)
 class Menu:
-    """Kernels that a library is assumed to choose from: pairs of a tile and a split of k.
+    """Kernels that a library is assumed to choose from: pairs of a tile and a split_k.
 
     tiles: (block_m, block_n) of each tile.
     kernels: (tile index, split_k) of each kernel.
@@ -102,8 +109,8 @@ class Menu:
     def of(cls, unit: str = "tensor cores") -> Menu:
         """Returns the kernels of a unit (`families.unit`): all pairs of TILES and SPLITS.
 
-        CUDA cores have only tiles with sides of 32 to 128, as in the names of cuBLAS's sgemm from
-        Pascal to Ampere: a thread holds at most 8 × 8 sums.
+        CUDA cores have only tiles with sides of 32 to 128, as in the names of cuBLAS's sgemm
+        kernels from Pascal to Ampere, because a thread accumulates at most 8 × 8 sums.
         """
         tiles = list(range(len(TILES)))
         if unit == "CUDA cores":
@@ -111,7 +118,7 @@ class Menu:
         return cls(TILES, tuple(product(tiles, SPLITS)))
 
     def subset(self, chosen: IndexArray) -> Menu:
-        """Returns the menu of the kernels at these indices.
+        """Returns a menu of only the kernels at these indices.
 
         All tiles stay in the menu, so tile indices do not change.
         """
@@ -148,7 +155,7 @@ class Menu:
 def _groups(of: IndexArray) -> tuple[tuple[int, slice | IndexArray], ...]:
     """Returns pairs (group, positions of its kernels).
 
-    Contiguous positions are a slice, which avoids copies.
+    Contiguous positions are returned as a slice, which avoids copies.
 
     of: (kernels,), group of each kernel.
     """
@@ -161,7 +168,8 @@ def _groups(of: IndexArray) -> tuple[tuple[int, slice | IndexArray], ...]:
     return tuple(found)
 
 
-# Each `mean` is given in the scale that the meaning states, usually a logarithm.
+# The columns are name, meaning, prior mean and standard deviation (`Parameter`). Means are on the
+# scale that the meaning begins with, usually a logarithm.
 PARAMETERS = tuple(starmap(Parameter, (
     ("efficiency", "log share of the peak that the best tile reaches", log(0.75), 0.25),
     ("fill", "log elements of k worth the filling of a block's pipeline", log(200.0), 0.7),
@@ -189,8 +197,8 @@ PARAMETERS = tuple(starmap(Parameter, (
     ("split", "log µs of a split-k reduction", 0.0, 0.7),
     ("split_steps", "log µs per doubling of split_k", log(0.1), 0.7),
     ("split_speed", "log bandwidth of partial sums over that of L2", 0.0, 0.7),
-    # Without a reduction kernel, the parts that add to one output tile take turns (CUTLASS: "serial
-    # split-K").
+    # Without a reduction kernel, the blocks that add their k slices to one output tile take turns
+    # (CUTLASS: "serial split-K").
     ("split_serial", "log µs that a further part of k waits for the one before", log(0.01), 2.0),
     ("small_tile", "log penalty of small tiles in many waves", log(0.03), 1.0),
     ("choice", "log width of the choice among kernels, in log time", log(0.05), 0.5),
@@ -199,10 +207,10 @@ PARAMETERS = tuple(starmap(Parameter, (
     ("vector_launch", "log launch of the matrix-vector kernel over that of a GEMM", 0.0, 0.3),
     ("vector_flow", "log bandwidth of the matrix-vector kernel over that of a GEMM", log(0.7), 0.3),
     ("misaligned", "log factor of arithmetic per halving of alignment below 16 bytes", 0.25, 0.15),
-    # A table timed from Python includes the host's launch of 30 to 100 µs, which is no property of
+    # Times measured from Python include the host's launch of 30 to 100 µs, which does not depend on
     # the GPU.
     ("host", "log µs of the host's work that the measured times include", log(0.05), 2.5),
-    # Every row of a long operand begins on another page, and the TLB holds few pages.
+    # Each long row of an operand begins on another memory page, and the TLB holds few pages.
     ("tlb_reach", "log bytes of k in a row from which translating addresses costs", log(64e3), 0.7),
     ("tlb_growth", "exponent of k in that time", 0.0, 0.3),
     # This parameter applies to narrow formats only (`Machine.is_narrow`). In the CUTLASS kernels of
@@ -214,19 +222,21 @@ PARAMETERS = tuple(starmap(Parameter, (
     ("convert_row", "log µs of quantizing a row of a", log(1e-3), 1.5),
 )))  # fmt: skip
 INDEX = {p.name: i for i, p in enumerate(PARAMETERS)}
-#: In a parameter vector, the efficiencies of the tiles follow the named parameters.
+#: index of the first tile's log efficiency in a parameter vector, after the named parameters
 FIRST_TILE = len(PARAMETERS)
+# Prior standard deviation of a tile's log efficiency.
 _TILE_SD = 0.3
-#: indices of parameters that all members share: they describe a benchmark's host or rare shapes
+#: Indices of parameters whose prior has the same mean for all members of a model, because they
+#: describe a benchmark's host or few shapes.
 UNVARIED = [
     INDEX[name] for name in ("host", "tlb_reach", "tlb_growth", "padded", "convert", "convert_row")
 ]
 
 
 def hand_prior() -> tuple[FloatArray, FloatArray]:
-    """Returns the prior mean and standard deviation for a GPU without measurements.
+    """Returns the prior for a GPU without measurements: its mean and its standard deviation.
 
-    Mean and standard deviation are (parameters + tiles,) each.
+    Both are (parameters + tiles,).
     """
     area = np.prod(TILES, axis=1)
     small = -0.16 * np.log2(_LARGEST_TILE / area)  # small tiles reuse each byte less
@@ -235,16 +245,16 @@ def hand_prior() -> tuple[FloatArray, FloatArray]:
     return mean, sd
 
 
-# Fluid share from which `runs_in_waves` answers no. Among the GPUs of the public tables, the share
-# is 0.1 where the waves of one tile explain the jumps in latency (A100), and 0.4 to 0.9 where they
-# do not (docs/choosing-shapes.md). The hand prior's share is 0.38.
+# Sigmoid of the parameter "fluid" from which GEMMs do not count as running in waves. For the GPUs
+# of the public tables, it is 0.1 if the waves of one tile explain the jumps in latency (A100), and
+# 0.4 to 0.9 if they do not (docs/choosing-shapes.md). For the hand prior, it is 0.38.
 _LARGEST_FLUID_SHARE = 1 / 3
 
 
 def runs_in_waves(vectors: Sequence[FloatArray]) -> bool:
-    """Returns whether GEMMs run in waves: whether the members' mean fluid share is below a third.
+    """Returns whether GEMMs run in waves: the members' mean sigmoid of "fluid" is below 1/3.
 
-    vectors: (parameters + tiles,), parameter vector of each member of a model.
+    vectors: (parameters + tiles,) each, parameter vector of each member of a model.
     """
     fluid = [1.0 / (1.0 + np.exp(-vector[INDEX["fluid"]])) for vector in vectors]
     return bool(np.mean(fluid) < _LARGEST_FLUID_SHARE)
@@ -269,20 +279,21 @@ class Values:
         return self.vector[FIRST_TILE + index]
 
 
-_STEP_K = 32.0  # elements of k that a block loads at a time
+_STEP_K = 32.0  # elements of k that a block loads in one main-loop step
 _COPIES = 6.0  # copies of b and c that a benchmark cycles through
-_LONG_US = 1000.0  # unit of the compute time at which the SM clock falls
-# Cap on the parameter "misaligned". Doubling k removes one halving of the alignment, and multiplies
-# the main-loop steps, which are rounded up, by at least 1.5. With a cost per halving below
-# log(1.5), a larger k is never faster.
+_LONG_US = 1000.0  # compute time in µs that the parameter "power_after" is relative to
+# Cap on the parameter "misaligned", the log cost of a halving of the alignment. Doubling k removes
+# one halving, but multiplies the number of main-loop steps, which is rounded up, by at least 1.5.
+# With a log cost below log(1.5), a larger k is therefore never faster.
 _MOST_MISALIGNED = 0.4
-# Slopes, per log unit, of the fall of the SM clock with compute time (`clock_loss`), and of the
-# bend at which translating addresses begins to cost (`kernel_parts`).
+# Slope, per log unit of compute time, with which the SM clock falls (`clock_loss`).
 _POWER_SLOPE = 1.0 / 0.7
+# Slope, per log unit of a row's bytes, of the bend above which translating addresses takes time
+# (`kernel_parts`).
 _TLB_SLOPE = 3.0
 _NT, _TN = LAYOUTS.index("nt"), LAYOUTS.index("tn")
-#: smallest k that the trees see: one step of a main loop. A smaller k gets the trees' correction
-#: for this k.
+#: smallest k that the trees see: one step of a main loop. A GEMM with a smaller k gets the trees'
+#: correction for this k.
 LEAST_K = 32.0
 
 
@@ -373,12 +384,12 @@ class Sizes:
 class Waves:
     """Blocks of each kernel in waves, all (kernels, rows)."""
 
-    tiles: Array  # tiles of c
+    tiles: Array  # number of tiles that cover c
     blocks: Array  # tiles · split_k
-    exact: Array  # blocks / blocks that are resident on all SMs together
-    full: Array  # whole waves
-    has_partial: Array  # 1.0 where a partial wave follows
-    count: Array  # whole and partial waves
+    exact: Array  # number of waves, not rounded: blocks over the blocks resident on all SMs
+    full: Array  # number of whole waves
+    has_partial: Array  # 1.0 if a partial wave follows, else 0.0
+    count: Array  # number of whole and partial waves
     last: Array  # time of the partial wave as a fraction of a whole wave's time
     log_at_once: Array  # log of the blocks that run at the same time
 
@@ -408,10 +419,10 @@ class Waves:
 
 @dataclass(frozen=True)
 class Operands:
-    """Bytes of the operands and how far apart their uses are, (rows,) each.
+    """Bytes of the operands, and the bytes moved between two uses of an operand, (rows,) each.
 
     reuse_a, reuse_b, reuse_c: log of the bytes that a benchmark moves between two uses of the same
-        copy of the operand, relative to the size of L2.
+        copy of the operand, over the size of L2.
     """
 
     a_bytes: FloatArray
@@ -446,9 +457,9 @@ class Operands:
 class Narrow:
     """Terms of formats whose elements are narrower than their results (`Machine.is_narrow`)."""
 
-    padding: Array  # (kernels, rows) fraction of the rows of tiles that lie beyond m
-    a_rows: FloatArray  # (rows,)
-    converted_us: FloatArray  # (rows,) time of the bytes that quantizing a moves
+    padding: Array  # (kernels, rows) fraction of the tiles' rows that lie beyond m
+    a_rows: FloatArray  # (rows,) number of rows of a, in all batches together
+    converted_us: FloatArray  # (rows,) time of the bytes that quantizing a moves, at peak bandwidth
 
 
 @dataclass(frozen=True)
@@ -466,11 +477,11 @@ class Shapes:
     waves: Waves
     operands: Operands
     log_bandwidth: float
-    k_part: Array  # elements of k that a block reads
-    l2_bytes: Array  # bytes that pass from L2 to the SMs, as if every SM were busy
-    partial_bytes: Array  # bytes of partial sums
+    k_part: Array  # elements of k in a block's slice, rounded up to main-loop steps
+    l2_bytes: Array  # bytes from L2 to the SMs, over the fraction of SMs that have a block
+    partial_bytes: Array  # bytes of split-k partial sums, written and read
     smallness: Array  # log(1 + waves) · log2(area of the largest tile / area of this tile)
-    along_k: Array  # fraction of the rows of a block's operands that run along k
+    along_k: Array  # fraction of a block's operand rows that run along k
     log_row_bytes: FloatArray  # (rows,) bytes of k in a row
     log_compute: FloatArray  # (rows,) log of the compute time at peak over 1 ms
     is_vector: FloatArray  # (rows,) 1.0 for matrix-vector products
@@ -486,15 +497,15 @@ class Shapes:
         k = sizes.k
         batch = sizes.batch
         waves = Waves.of(machine.sm_count, kernels, sizes)
-        # A part of k is at least one step. Splitting further only adds blocks, and the time still
-        # rises with k.
+        # A slice of k is at least one step, so that the time still rises with k. Splitting further
+        # only adds blocks.
         k_part = np.maximum(np.ceil(k / (kernels.split_k * _STEP_K)) * _STEP_K, _STEP_K)
         sides = kernels.block_m + kernels.block_n
         l2_bytes = waves.blocks * sides * k_part * machine.element_bytes
-        # Each partial sum of 4 bytes is written once and read once. A single part has none.
+        # Each partial sum of 4 bytes is written once and read once. Without split-k, there is none.
         split_bytes = np.where(kernels.split_k > 1, 8.0, 0.0) * kernels.block_m * kernels.block_n
         by_area = np.log2(_LARGEST_TILE / (kernels.block_m * kernels.block_n))
-        # Rows of a lie along k except in tn; rows of b lie along k except in nn and tn.
+        # Rows of a run along k except in tn; rows of b run along k except in nn and tn.
         tall = np.minimum(m, kernels.block_m)
         wide = np.minimum(n, kernels.block_n)
         a_along = sizes.layout != _TN
@@ -530,9 +541,10 @@ class Shapes:
 
     @cached_property
     def common_tiles(self) -> list[FloatArray]:
-        """Inputs of the trees about common tiles: log waves, fill of the waves and padding.
+        """Inputs of the trees for each common tile, (rows,) each, independent of the menu.
 
-        The columns, (rows,) each, do not depend on the menu.
+        The inputs are the log of the waves, how full the waves are, and the fraction of the tiles'
+        elements that lie inside c.
         """
         sizes = self.sizes
         columns = []
@@ -545,7 +557,7 @@ class Shapes:
 
 
 def _misalignment(machine: Machine, kernels: Kernels, sizes: Sizes) -> Array | None:
-    """Returns the halvings of alignment that slow each kernel, (kernels, rows).
+    """Returns by how many halvings of 16 bytes misaligned rows slow each kernel, (kernels, rows).
 
     The result is None if all rows are aligned.
     """
@@ -553,7 +565,7 @@ def _misalignment(machine: Machine, kernels: Kernels, sizes: Sizes) -> Array | N
     by_k = _halvings(sizes.k * machine.element_bytes)
     if not by_n.any() and not by_k.any():
         return None
-    # A part of k that is shorter than a step is padded to a step, whatever its alignment.
+    # A slice of k that is shorter than a step is padded to a step, so its alignment has no effect.
     padded = sizes.k < kernels.split_k * _STEP_K
     return np.where(padded, by_n, np.maximum(by_n, by_k))
 
@@ -570,11 +582,11 @@ def _halvings(row_bytes: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True)
 class Parts:
-    """Parts of each kernel's time in µs, (kernels, rows), and the log of its total.
+    """Parts of each kernel's time in µs, and the log of the whole time, (kernels, rows) each.
 
     The fields are plain arrays, or Variables if a gradient is needed.
 
-    fixed: launch plus the latency of the main-loop steps along k; more tiles do not lengthen it.
+    fixed: launch plus the latency of the main-loop steps along k, independent of the tile count.
     """
 
     log_time: Any
@@ -589,7 +601,7 @@ class Parts:
 def _traffic(p: Values, s: Shapes) -> tuple[Any, Any, Any, Any]:
     """Returns the bytes read from memory, read from L2, written to memory and written to L2.
 
-    All four are (rows,).
+    All four are (rows,). Operands that stay in L2 between a benchmark's runs are read from L2.
 
     p: parameters of the cost model.
     s: terms of the shapes that do not depend on parameters.
@@ -608,7 +620,8 @@ def _traffic(p: Values, s: Shapes) -> tuple[Any, Any, Any, Any]:
 def _norm(power: Any, *logs: Any) -> Any:
     """Returns the log of the p-norm (for p = 1, the sum) of quantities that are given as logs.
 
-    power: the norm's p.
+    power: exponent p of the norm.
+    logs: logs of the quantities.
     """
     top = value_of(logs[0])
     for x in logs[1:]:
@@ -622,22 +635,22 @@ def _norm(power: Any, *logs: Any) -> Any:
 def kernel_parts(p: Values, s: Shapes) -> Parts:
     """Returns the time of every kernel and the parts of that time, (kernels, rows).
 
-    Every term rises with k, so the time does, too. The arguments are those of `_traffic`.
+    Every term rises with k, and therefore the time does. The arguments are those of `_traffic`.
     """
     machine = s.machine
     kernels = s.menu.each
-    # In full waves, the time is a step function of the number of blocks. The fluid share moves it
-    # towards a straight line. A partial wave takes at least `busy` of a full wave's time: blocks
-    # that do not saturate an SM are no faster than blocks that just saturate it.
+    # `stepped` is a step function of the number of blocks. The parameter "fluid" moves it towards a
+    # straight line. A partial wave takes at least `busy` of a full wave's time: blocks that do not
+    # saturate an SM are no faster than blocks that just saturate it.
     busy = minimum(exp(p["saturation"]) / kernels.blocks_per_sm, 1.0)
     stepped = s.waves.full + maximum(s.waves.last, busy) * s.waves.has_partial
     softened = minimum(stepped, maximum(s.waves.exact, busy)) - stepped
     waves = stepped + sigmoid(p["fluid"]) * softened
     efficiency = exp(p["efficiency"] + p.tiles(kernels.tile_index))
     rate = efficiency * (machine.flop_per_us / machine.sm_count)
-    # A misaligned row slows arithmetic as if k were deeper. Long rows add the cost of translating
-    # addresses. The result is the time of all waves, each of which runs all resident blocks of an
-    # SM.
+    # Misaligned rows slow arithmetic as a larger k would. Long rows add the cost of translating
+    # addresses. `arithmetic` is the time of all waves. In each wave, an SM computes all its
+    # resident blocks.
     depth = s.k_part
     if s.halvings is not None:
         depth = depth * exp(minimum(p["misaligned"], _MOST_MISALIGNED) * s.halvings)
@@ -649,13 +662,13 @@ def kernel_parts(p: Values, s: Shapes) -> Parts:
         arithmetic = arithmetic * (1.0 + exp(p["padded"]) * s.narrow.padding)
 
     # Reading is limited by the memory's bandwidth or by the flow into the resident blocks; a norm
-    # joins the two limits. What stays in L2 between runs moves at the speed of L2.
+    # joins the two limits. Bytes that stay in L2 between runs move at the bandwidth of L2.
     log_bandwidth = p["dram"] + s.log_bandwidth
     l2_speed = exp(log_bandwidth + p["l2_speed"])
     flow = p["block_flow"] + p["block_flow_growth"] * kernels.growth
     sharp = exp(p["flow_norm"]) + 1.0
     slower = soft_plus(sharp * ((log_bandwidth - flow) - s.waves.log_at_once)) / sharp
-    per_byte = exp(slower - log_bandwidth)  # limited by memory, or the flow of resident blocks
+    per_byte = exp(slower - log_bandwidth)  # µs, for bytes that are not in L2
     read, read_l2, written, written_l2 = _traffic(p, s)
     memory = read * per_byte + read_l2 / l2_speed
     write = written * per_byte + written_l2 / l2_speed
@@ -681,9 +694,9 @@ def kernel_parts(p: Values, s: Shapes) -> Parts:
 
 
 def clock_loss(p: Values, s: Shapes) -> Any:
-    """Returns the log slowdown of each shape by a lower SM clock, (rows,), for all kernels.
+    """Returns the log slowdown of each GEMM by a lower SM clock, (rows,).
 
-    The arguments are those of `_traffic`.
+    The slowdown is the same for all kernels. The arguments are those of `_traffic`.
     """
     # "power" is in tenths of log time.
     long = sigmoid((s.log_compute - p["power_after"]) * _POWER_SLOPE)
@@ -691,7 +704,9 @@ def clock_loss(p: Values, s: Shapes) -> Any:
 
 
 def chosen_time(p: Values, s: Shapes, log_time: Any) -> Any:
-    """Returns the log time in µs of each shape, (rows,).
+    """Returns the log time in µs of each GEMM with the kernel the library chooses, (rows,).
+
+    A matrix-vector product takes the time of the matrix-vector kernel if that is shorter.
 
     p, s: as in `_traffic`.
     log_time: (kernels, rows), log time of each kernel in µs.
@@ -710,7 +725,7 @@ def chosen_time(p: Values, s: Shapes, log_time: Any) -> Any:
 
 
 def log_latency(p: Values, s: Shapes) -> tuple[Any, Parts]:
-    """Returns the log time in µs of each shape, (rows,), and the parts of each kernel's time.
+    """Returns the log time in µs of each GEMM, (rows,), and the parts of each kernel's time.
 
     The arguments are those of `_traffic`.
     """
@@ -718,6 +733,8 @@ def log_latency(p: Values, s: Shapes) -> tuple[Any, Parts]:
     return chosen_time(p, s, parts.log_time), parts
 
 
+# Size of the block that `keep_freed_memory` frees: just below the largest threshold that glibc sets
+# by itself, 32 MiB (mallopt(3)).
 _LARGE_BYTES = 31 << 20
 
 

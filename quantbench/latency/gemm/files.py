@@ -1,4 +1,4 @@
-"""Converts a GEMM model's ensemble to JSON values and arrays and back.
+"""Converts a GEMM model's ensemble to a JSON object with arrays and back, for the model's file.
 
 Reading refuses an inconsistent ensemble, which may come from a damaged file.
 """
@@ -17,23 +17,23 @@ from quantbench.latency.gemm.ensemble import Ensemble
 from quantbench.latency.gemm.member import Member
 from quantbench.latency.model_file import Arrays, inner, outer
 
-# Values above these limits mean a wrong unit or a damaged file, and are refused. The first limits
-# the constants of a machine and is far above any GPU's rate; the second limits the sides of tiles
-# and split_k.
+# Larger values are refused, because they mean a wrong unit or a damaged file. The limit on the
+# constants of a `Machine` is far above any GPU's rate.
 _LARGEST_RATE = 1e15
+# The same limit for the sides of tiles and for split_k.
 _LARGEST_BLOCK = 4096
-# The same for cost model parameters, which are logarithms and exponents. The largest magnitudes
-# fitted so far are about 10.
+# The same limit for the magnitude of cost model parameters, which are logarithms and exponents.
+# The largest magnitudes fitted so far are about 10.
 _LARGEST_PARAMETER = 50.0
 _REFERENCE = "reference."
 _KINDS = ("batched", "layouts", "unaligned", "row_scales")
 _SETTINGS = ("slope", "limit", *_KINDS)
-# An arbitrary shape, which serves to count the features of a model.
+# Arbitrary GEMMs, for which `_with_trees` computes the trees' inputs only to count the columns.
 _PROBE = Sizes.of(np.full(2, 128.0), np.full(2, 4096.0), np.full(2, 1024.0))
 
 
 def ensemble_to_parts(ensemble: Ensemble) -> tuple[dict[str, Any], Arrays]:
-    """Returns an ensemble as a JSON object and arrays by name."""
+    """Returns an ensemble as a JSON object and named arrays."""
     arrays: Arrays = {}
     members = []
     for i, member in enumerate(ensemble.members):
@@ -59,8 +59,8 @@ def ensemble_to_parts(ensemble: Ensemble) -> tuple[dict[str, Any], Arrays]:
 def ensemble_from_parts(data: Mapping[str, Any], arrays: Arrays) -> Ensemble:
     """Inverse of `ensemble_to_parts`.
 
-    Raises StoreError for an inconsistent ensemble, and for a missing or malformed entry the error
-    that reading this entry raises, such as KeyError or ValueError.
+    Raises StoreError for an inconsistent ensemble. A missing or malformed entry raises another
+    error, such as KeyError or ValueError.
     """
     machine = Machine(**data["machine"])
     menu = Menu(_pairs(data["tiles"]), _pairs(data["kernels"]))
@@ -86,8 +86,9 @@ def _pairs(data: Any) -> tuple[tuple[int, int], ...]:
 
 
 def _member(settings: Mapping[str, Any], vector: FloatArray, tiles: int) -> Member:
-    """Returns a member without trees.
+    """Returns a member that still lacks its trees.
 
+    settings: the member's JSON object.
     vector: (parameters + tiles,), parameters of its cost model.
     tiles: number of tiles in the menu.
 
@@ -104,9 +105,9 @@ def _member(settings: Mapping[str, Any], vector: FloatArray, tiles: int) -> Memb
 
 
 def _with_trees(member: Member, bare: Ensemble, arrays: Arrays) -> Member:
-    """Returns the member with its forest.
+    """Returns the member with the forest that `arrays` contain.
 
-    bare: the ensemble, still without members.
+    bare: the member's ensemble, still without members.
     """
     reference = None if bare.reference is None else np.zeros(len(_PROBE))
     with np.errstate(all="ignore"):

@@ -18,10 +18,10 @@ LARGEST_SIDE = 2**21 - 1
 
 
 def machine_of(device: DeviceSpec, dtype: str) -> Machine:
-    """Returns the constants of a device for a dtype.
+    """Returns the device constants that the cost model needs for a dtype.
 
-    Raises UnsupportedError if the device is no GPU or lacks the dtype, and InputError for a dtype
-    that no GEMM has.
+    Raises UnsupportedError if the device is a CPU or lacks the dtype, and InputError if no GEMM can
+    have the dtype.
     """
     who = "GemmModel"
     require_choice(who, "dtype", dtype, GEMM_DTYPES)
@@ -45,10 +45,10 @@ def product_sizes(
     """Returns the validated sizes of GEMMs.
 
     who: the caller's name for error messages.
-    layout: one layout for each row, or one for all.
-    m, n, k, batch: whole numbers from 1 to LARGEST_SIDE, (rows,) each.
+    layout: storage of a and b (`LAYOUTS`), one for each GEMM or one for all.
+    m, n, k, batch: (rows,), whole numbers from 1 to LARGEST_SIDE. Each row is one GEMM.
 
-    Raises InputError for other values.
+    Raises InputError for other values and for columns of unequal length.
     """
     named = {"m": m, "n": n, "k": k, "batch": batch}
     columns = {name: _whole(who, name, size) for name, size in named.items()}
@@ -67,7 +67,10 @@ def product_sizes(
 
 
 def _whole(who: str, name: str, size: npt.ArrayLike) -> FloatArray:
-    """Returns a column of sizes, (rows,), if all are whole numbers from 1 to LARGEST_SIDE."""
+    """Returns a column of sizes as floats, (rows,).
+
+    Raises InputError unless all are whole numbers from 1 to LARGEST_SIDE.
+    """
     array = np.atleast_1d(np.asarray(size))
     if array.ndim != 1 or array.dtype.kind not in "iuf":
         what = f"{name} of shape {array.shape} and type {array.dtype}"
@@ -81,12 +84,12 @@ def _whole(who: str, name: str, size: npt.ArrayLike) -> FloatArray:
 
 
 def without_layout(machine: Machine, sizes: Sizes) -> Sizes:
-    """Returns the sizes for a model of unknown layout, which assumes rows of a and b along k.
+    """Returns the sizes as input of a model that was not fitted to several layouts.
 
-    The rows of a `tn` GEMM lie along m and n, so the alignment of its rows does not depend on k.
-    Its k is therefore raised to the next value that has the alignment of m. The k of FP8 and FP4
-    stays, because these formats are multiplied with rows along k in every layout (cuBLASLt's "TN
-    format").
+    Such a model assumes that the rows of a and b run along k, so that k sets their alignment. In a
+    `tn` GEMM, rows run along m and n instead. The k of a `tn` GEMM is therefore raised to the next
+    value with the alignment of m. The k of FP8 and FP4 GEMMs stays, because rows of these formats
+    run along k in every layout (cuBLASLt's "TN format").
     """
     along_m = (sizes.layout == LAYOUTS.index("tn")) & (not machine.is_narrow)
     aligned = sizes.k + (sizes.m - sizes.k) % (16.0 / machine.element_bytes)

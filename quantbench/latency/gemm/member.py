@@ -1,4 +1,8 @@
-"""Defines one member of a GEMM model: a cost model, and trees that correct its residual."""
+"""Defines one member of a GEMM model: a cost model, and trees that predict its error.
+
+`train_member` grows the trees on the cost model's residuals, measured minus modelled log time. The
+inputs of the trees are the columns of `Member.columns`.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +30,11 @@ from quantbench.workload.dtypes import ALIGNED_ELEMENTS
 
 @dataclass(frozen=True)
 class TrainingRows:
-    """Measured GEMMs.
+    """Measured GEMMs to which a model is fitted.
 
-    log_us: (rows,), log of the times in µs.
-    row_scales: whether the scales of a, one per row and block of k as in fp8_block, are padded
-        before the GEMM.
+    log_us: (rows,), log of the measured times in µs.
+    row_scales: whether the library pads the scales of a before an fp8_block GEMM. Such a GEMM has
+        one scale for each row of a and block of k.
     """
 
     sizes: Sizes
@@ -47,7 +51,7 @@ class TrainingRows:
 
     @property
     def layouts(self) -> bool:
-        """Whether the batched GEMMs among the rows, or the others, have several layouts."""
+        """Whether the batched GEMMs, or the unbatched GEMMs, have several layouts."""
         batched = self.sizes.batch > 1
         return any(len(np.unique(self.sizes.layout[kind])) > 1 for kind in (batched, ~batched))
 
@@ -60,26 +64,27 @@ class TrainingRows:
         return replace(self, sizes=self.sizes.take(rows), log_us=self.log_us[rows])
 
 
-_LARGEST_GAP = 1.5  # cap, in the trees' inputs, on a kernel's log time above the fastest kernel's
-# Smallest width, in log time, of the choice among kernels in `Member.weights`. With a narrower
+# A kernel's gap is its log time minus the fastest kernel's. The trees see gaps up to this limit.
+_LARGEST_GAP = 1.5
+# Smallest width, in log time, of the soft choice among kernels in `Member.weights`. With a narrower
 # choice, the trees' inputs would jump where two kernels are equally fast.
 _NARROWEST_CHOICE = 0.03
 _CLIP = 5.0  # distance from the median, in deviations, at which residuals are clipped for the trees
-# The 4-byte scales of a are loaded through TMA, m of them in a row. TMA needs rows aligned to 16
-# bytes, so m must be a multiple of 4. For any other m, the scales are padded first, which takes
-# longer than many a GEMM (DeepGEMM's README: "the LHS scaling factor is required to have a
-# TMA-aligned and transposed layout").
+# Multiple that m must have to avoid padding. The 4-byte scales of a are loaded through TMA in rows
+# of m scales, and TMA needs rows aligned to 16 bytes. For any other m, the scales are padded first,
+# which takes longer than many GEMMs (DeepGEMM's README: "the LHS scaling factor is required to have
+# a TMA-aligned and transposed layout").
 _ALIGNED_SCALES = 4.0
 
 
 def _expected(weights: Array, of: Array) -> Array:
     """Returns the weighted mean of a quantity over kernels, (rows,).
 
-    weights: (kernels, rows).
+    weights: (kernels, rows), weights that sum to 1 over the kernels.
     of: the quantity, which broadcasts to (kernels, rows).
 
-    The mean is computed without a matrix product, in which the rounding of one row would depend on
-    the other rows.
+    The mean is computed with einsum, because a matmul's rounding of one row would depend on the
+    other rows.
     """
     expected: Array = np.einsum("kr,kr->r", weights, np.broadcast_to(of, weights.shape))
     return expected
@@ -88,9 +93,9 @@ def _expected(weights: Array, of: Array) -> Array:
 def _rounded(mean: Array) -> Array:
     """Rounds a weighted mean, (rows,), so that the mean of equal numbers is that number.
 
-    The weights sum to 1 only up to rounding, and a tree could otherwise split at that difference.
-    The added shift moves fractions such as 1/32 away from the midpoint of two rounded numbers,
-    where the last bit of a sum would decide to which of them it is rounded.
+    The weights sum to 1 only up to rounding errors, and trees could split on these errors. The
+    added shift moves fractions such as 1/32 away from the midpoint between two rounded numbers. At
+    a midpoint, the last bit of the mean would decide the direction of rounding.
     """
     rounded: Array = np.round(mean + 1e-7, 4)
     return rounded
@@ -99,10 +104,10 @@ def _rounded(mean: Array) -> Array:
 def _least_gaps(
     gaps: Array, positions: dict[int, slice | IndexArray], count: int
 ) -> list[Array | float]:
-    """Returns the least gap in each group of kernels, each (rows,) or a constant.
+    """Returns the smallest gap in each group of kernels, each (rows,) or a constant.
 
-    gaps: (kernels, rows), log time of each kernel above the fastest one.
-    positions: positions of the kernels of each group that has kernels.
+    gaps: (kernels, rows), log time of each kernel minus that of the fastest kernel.
+    positions: maps each group that has kernels to the positions of its kernels.
     count: number of groups. A group without kernels gets _LARGEST_GAP.
     """
     least: list[Array | float] = [_LARGEST_GAP] * count
@@ -128,9 +133,9 @@ class Member:
     """Cost model with the forest that corrects it.
 
     parameters: (parameters + tiles,), parameters of the cost model.
-    forest: None if the rows were too few.
+    forest: trees that predict the correction; None if there were too few rows to grow trees.
     slope: factor on the reference model's correction, which is added to the forest's correction.
-    limit: largest absolute value of the summed correction in log time.
+    limit: largest magnitude of the summed correction in log time.
     batched, layouts: whether the forest's inputs include the batch and the layout.
     unaligned: whether GEMMs with unaligned rows were fitted.
     row_scales: whether the forest's inputs say that the scales of a must be padded.
@@ -146,11 +151,11 @@ class Member:
     row_scales: bool = False
 
     def physics(self, shapes: Shapes) -> tuple[Array, Parts]:
-        """Returns the cost model's log time in µs, (rows,), and the parts of each kernel's time."""
+        """Returns the cost model's log time in µs, (rows,), and every kernel's time by parts."""
         return log_latency(Values(self.parameters), shapes)
 
     def weights(self, parts: Parts) -> Array:
-        """Returns the probability that each kernel is chosen, (kernels, rows).
+        """Returns the probability that the library chooses each kernel, (kernels, rows).
 
         The probabilities of a row sum to 1.
         """
@@ -179,8 +184,8 @@ class Member:
         """Returns the inputs of the forest as columns, each (rows,) or a constant.
 
         log_us, parts: result of `physics`.
-        reference: (rows,), correction by the reference model, which is the last column; None if
-            there is no such model.
+        reference: (rows,), the reference model's correction, which becomes the last column; None
+            if there is no reference model.
         """
         sizes = shapes.sizes
         kernels = shapes.menu.each
@@ -190,14 +195,14 @@ class Member:
         log_k = np.log2(sizes.k)
         columns: list[Any] = [log_m, log_n, log_k]
         columns += [log_m + log_n, log_n + log_k, log_m + log_k, log_m + log_n + log_k, log_us]
-        # The columns of parts are parts of the kernel's time as fractions of its whole time. The
-        # time of a small tile in very many waves can exceed single precision, so its exponent is
-        # limited. This does no harm, because such a tile is never chosen.
+        # The next columns are parts of the kernel's time as fractions of the whole time. The time
+        # of a small tile in very many waves can exceed single precision, so the exponent is
+        # limited. The limit does no harm, because such a tile is never chosen.
         per_time = weights * np.exp(np.maximum(-parts.log_time, NEGLIGIBLE))
         for part in (parts.arithmetic, parts.memory, parts.l2, parts.write, parts.reduction):
             columns.append(_expected(per_time, part))
-        # `area` counts in tiles of 128 × 128 = 16384 elements. The last of the next four columns is
-        # the fraction of the tiles' elements that lie inside c.
+        # The unit of `area` is a tile of 128 × 128 = 16384 elements. The last of the next four
+        # columns is the fraction of the tiles' elements that lie inside c.
         per_area = _expected(weights / shapes.waves.tiles, 1.0 / (16384.0 * kernels.area))
         columns += [
             _rounded(_expected(weights, kernels.split_k)),
@@ -207,7 +212,7 @@ class Member:
         ]
         gaps = np.minimum(parts.log_time - parts.log_time.min(axis=0), _LARGEST_GAP)
         nearest = np.sort(gaps.T, axis=1)  # faster than np.partition for few columns
-        # How much slower the second and the fifth fastest kernel are than the fastest.
+        # Gaps of the second and the fifth fastest kernel.
         for rank in (1, 4):
             columns.append(nearest[:, min(rank, len(gaps) - 1)])
         columns += shapes.common_tiles
@@ -223,12 +228,12 @@ class Member:
         return columns if reference is None else [*columns, reference]
 
     def correction(self, x: Float32Array | None, reference: FloatArray | None) -> tuple[Any, Any]:
-        """Returns the log time to add and its variance over the trees, (rows,) each.
+        """Returns the correction to the log time and its variance over the trees, (rows,) each.
 
         Both results are 0.0 if there is no forest, or if x is None.
 
         x: (rows, features), inputs of the forest.
-        reference: (rows,), correction by the reference model; None without such a model.
+        reference: (rows,), the reference model's correction; None if there is no reference model.
         """
         if self.forest is None or x is None:
             return 0.0, 0.0
@@ -247,11 +252,11 @@ def train_member(
     growth: Growth,
     seed: int,
 ) -> Member:
-    """Returns a member with trees grown on the residual of its cost model.
+    """Returns a member with trees grown on the residuals of its cost model.
 
     parameters: (parameters + tiles,), fitted parameters of the cost model.
-    reference: (rows,), correction by the reference model, which is an input of the trees; None
-        without such a model.
+    reference: (rows,), the reference model's correction, which is an input of the trees; None if
+        there is no reference model.
     """
     bare = Member(
         parameters,
@@ -275,9 +280,9 @@ def train_member(
     slope = 0.0
     shared = np.zeros(len(rows))
     if reference is not None:
-        # The slope is that of a ridge regression. Its penalty, 10 variances of the residual, pulls
-        # the slope to 0, because a reference of another library may not help. The last term avoids
-        # a division by 0.
+        # The slope comes from a ridge regression. The penalty, ten times the residual's variance,
+        # pulls the slope to 0, because a reference for another library may not help. The last term
+        # avoids a division by 0.
         variance = reference @ reference + 10.0 * residual.var() + 1e-12
         slope = float((reference @ residual) / variance)
         shared = slope * reference
@@ -287,10 +292,10 @@ def train_member(
 
 
 def _grown(x: Float32Array, residual: FloatArray, growth: Growth, seed: int) -> Forest:
-    """Returns a forest grown on residuals (rows,), which are first clipped to limit outliers.
+    """Returns a forest grown on residuals (rows,) that are first clipped to limit outliers.
 
-    A residual is clipped at _CLIP deviations from the median. The deviation is 1.4826 times the
-    median absolute deviation, which equals the standard deviation for Gaussian residuals.
+    Residuals are clipped at _CLIP deviations from their median. A deviation is 1.4826 times the
+    median absolute deviation, which equals the standard deviation of Gaussian residuals.
     """
     centre = float(np.median(residual))
     deviation = 1.4826 * float(np.median(np.abs(residual - centre))) + 1e-6

@@ -1,7 +1,8 @@
-"""Fits a GEMM latency model to a few measured shapes, starting from a prior learned on other GPUs.
+"""Predicts GEMM latencies on one GPU with a model that is fitted to measured shapes.
 
-The module also predicts with a fitted model, stores it in a file, and finds the models that are
-part of the package.
+`GemmModel.fit` starts from a prior learned on other GPUs, so a few measured shapes suffice.
+`GemmModel.best` returns a device's shipped model, or the prior if none is shipped. Models can be
+saved to and loaded from files.
 
 >>> model = GemmModel.prior("a100-sxm4-80gb")
 >>> found = model.predict(4096, 4096, [4096, 8192])
@@ -69,8 +70,10 @@ _PROBE = ([128], [4096], [1024])
 class GemmModel:
     """Latency model for GEMMs of one dtype and library on one device.
 
-    rows: number of measured shapes that the model was fitted to.
-    prior_source: origin of the prior, for notes.
+    ensemble: cost models with trees, which predict the times.
+    interval: calibration of the 90 % interval.
+    rows: number of measured shapes that the model was fitted to; 0 for an unfitted model.
+    prior_source: GPUs or specification that the prior came from, for notes.
     note: caveats of the predictions.
     provenance: origin of the measurements, saved with the model.
     library: library whose kernels were measured (`libraries.LIBRARIES`).
@@ -110,25 +113,24 @@ class GemmModel:
         batch: number of independent GEMMs in each row, (rows,) or one number for all.
         layout: storage of a and b (`workload.Gemm.layout`), one for each row or one for all.
         library: library whose kernels were measured.
-        prior: source of the prior, and of the reference model whose correction is an input of the
-            trees. One of
-            "auto": the shipped parameters of this GPU, else of its family, else of all measured
-            GPUs. The reference is the shipped model of this GPU, dtype and library. If there is no
-            such model, the reference is the model of this dtype and library for the most similar
-            GPU of the family, and that model's parameters are the prior. If there is none either,
-            the reference is the model of this GPU and dtype with the default library;
+        prior: selects the prior of the cost model's parameters and the reference. The reference is
+            a fitted model whose correction is an input of the trees. One of
+            "auto": the prior is the shipped parameters of this GPU, or else of its family, or else
+            of all measured GPUs. The reference is the first shipped model among: this GPU, dtype
+            and library; the most similar GPU of the family, same dtype and library (its parameters
+            are then also the prior); this GPU and dtype with the default library;
             "family-out": the shipped parameters of other GPU generations, no reference;
             "none": the spec sheet, no reference;
-            a model: its parameters, and the model itself as reference;
-            a sequence of models: the parameters of those in this GPU's family, or else of all, no
-            reference.
-        seed: the same rows and seed give the same model.
-        effort: settings of the fit. The default depends on the number of rows.
+            a model: the model's parameters as the prior, and the model as the reference;
+            a sequence of models: the parameters of the models in this GPU's family, or else of all
+            models in the sequence, no reference.
+        seed: seed of the fit; the same rows and seed give the same model.
+        effort: settings of the fit; the default depends on the number of rows.
 
-        Rows whose rate exceeds PEAK_MARGIN times the device's peak are left out; `provenance` of a
-        fitted model has their number. If fewer than 20 rows remain, the result is the prior, with a
-        note. Raises InputError for invalid sizes or times, and UnsupportedError for a dtype that
-        the device lacks.
+        Rows faster than PEAK_MARGIN times the device's peak rate are left out; a fitted model has
+        their number in `provenance["above_peak"]`. If fewer than FEWEST_ROWS rows remain, the
+        result is the prior, with a note. Raises InputError for invalid sizes or times, and
+        UnsupportedError for a dtype that the device lacks.
         """
         who = "GemmModel.fit"
         spec = _device(device)
@@ -138,8 +140,8 @@ class GemmModel:
             batch = np.full(np.size(m), batch)
         sizes = product_sizes(who, layout, m, n, k, batch)
         times = measured_times(who, latency_us, len(sizes))
-        # An fp8_block GEMM first pads the scales of a whose rows are not aligned. SGLang has no
-        # such step, because its quantization writes aligned scales
+        # Before an fp8_block GEMM, libraries pad the scales of a if their rows are not aligned.
+        # SGLang has no such step, because its quantization writes aligned scales
         # (`sglang_per_token_group_quant_fp8`, option `scale_tma_aligned`).
         padded = dtype == "fp8_block" and library != "sglang"
         rows = TrainingRows(sizes, np.log(times), row_scales=padded)
@@ -178,9 +180,9 @@ class GemmModel:
     ) -> GemmModel:
         """Returns the unfitted model of a device, with a wide interval.
 
-        family_out: whether to exclude measured GPUs of the same generation.
-        library: library whose kernels will run, as in `best`. The note names it; the predicted
-            times do not depend on it.
+        family_out: whether to exclude measured GPUs of the device's generation.
+        library: library whose kernels will run, as in `best`. The note names the library, but the
+            predicted times do not depend on it.
         """
         spec = _device(device)
         library = resolve_library(spec.name, dtype, library, "GemmModel.prior")
@@ -190,7 +192,7 @@ class GemmModel:
 
     @classmethod
     def best(cls, device: DeviceSpec | str, *, dtype: str = "bf16", library: str = "") -> GemmModel:
-        """Returns the shipped model of a device, dtype and library, or the prior if there is none.
+        """Returns the shipped model for a device, dtype and library, or the prior without one.
 
         library: library whose kernels will run; "" means `libraries.default_library`.
 
@@ -220,10 +222,10 @@ class GemmModel:
         batch: npt.ArrayLike = 1,
         layout: str | Sequence[str] = "nn",
     ) -> Estimates:
-        """Predicts the times of GEMMs m×k times k×n, `batch` of them at once.
+        """Predicts the times of GEMMs, each `batch` products of an (m, k) and a (k, n) matrix.
 
-        m, n, k, batch: sizes, which broadcast. The result has their common shape.
-        layout: storage of a and b, one for all GEMMs; one-dimensional sizes may have one for each
+        m, n, k, batch: sizes, which broadcast. The estimates have the common shape of the sizes.
+        layout: storage of a and b, one for all GEMMs; for one-dimensional sizes also one for each
             row. The layout changes the alignment of the rows of a and b. If the model was fitted to
             several layouts, the layout is also an input of the trees.
 
@@ -263,14 +265,14 @@ class GemmModel:
 
     @property
     def unaligned(self) -> bool:
-        """Whether GEMMs whose n or k breaks 16-byte rows were among the fitted rows."""
+        """Whether GEMMs with an n or k that is no multiple of 8 were among the fitted rows."""
         return any(member.unaligned for member in self.ensemble.members)
 
     @property
     def layouts(self) -> bool:
         """Whether the model was fitted to several layouts.
 
-        If not, the layout changes only the alignment.
+        If not, predictions depend on the layout only through the alignment of rows.
         """
         return any(member.layouts for member in self.ensemble.members)
 
@@ -278,7 +280,7 @@ class GemmModel:
     def in_waves(self) -> bool:
         """Whether GEMMs run in waves, so that a partial last wave leaves SMs idle.
 
-        The answer follows from the fitted parameters of the cost models.
+        The result follows from the cost models' fitted parameters (`runs_in_waves`).
         """
         return runs_in_waves(self._vectors)
 
@@ -287,7 +289,10 @@ class GemmModel:
         return [member.parameters for member in self.ensemble.members]
 
     def predict_gemms(self, gemms: Sequence[Gemm]) -> list[Estimate]:
-        """Predicts GEMMs, in order. Raises InputError for a dtype that is not the model's."""
+        """Returns one estimate per GEMM, in order.
+
+        Raises InputError for a GEMM whose dtype is not the model's.
+        """
         for gemm in gemms:
             if gemm.dtype != self.dtype:
                 expected = f"products of {self.dtype}, which the model was fitted to"
@@ -298,7 +303,7 @@ class GemmModel:
         return list(self.predict(**columns))
 
     def measured_gpu(self) -> MeasuredGpu:
-        """Returns the mean of the members' cost model parameters, as a source of other priors."""
+        """Returns the members' mean cost model parameters, from which `fit` can make a prior."""
         mean = np.mean(self._vectors, axis=0)
         of = family(self.device)
         return MeasuredGpu(self.device.name, of, self.dtype, mean, self.rows, "", 0.0)
@@ -349,7 +354,7 @@ class GemmModel:
         return made
 
     def save(self, path: str | Path) -> None:
-        """Writes the model to a file, whole or not at all. Raises StoreError if it cannot."""
+        """Writes the model to a file atomically. Raises StoreError if the write fails."""
         write_file("GemmModel.save", Path(path), self.to_bytes())
 
     @classmethod
@@ -364,7 +369,7 @@ class GemmModel:
 
 
 def file_name(slug: str, dtype: str, library: str) -> str:
-    """Returns the file name of the shipped model of a device, dtype and library.
+    """Returns the file name of the shipped model for a device, dtype and library.
 
     >>> file_name("h100-sxm5-80gb", "fp8", "vllm")
     'h100-sxm5-80gb-fp8-vllm.gemm'
@@ -373,19 +378,19 @@ def file_name(slug: str, dtype: str, library: str) -> str:
 
 
 def shipped_model(slug: str, dtype: str, library: str = "") -> GemmModel | None:
-    """Returns the shipped model of a device, dtype and library, or None if there is none.
+    """Returns the shipped model for a device, dtype and library, or None if there is none.
 
     library: "" means the default library of the device and dtype.
 
-    A card with the same chip as a measured card gets that card's model, with the bandwidth of its
-    own memory.
+    A device without a model gets the model of another card with the same chip, adapted to the
+    device's memory bandwidth.
     """
     return _shipped(slug, dtype, library or default_library(slug, dtype))
 
 
 @cache
 def _shipped(slug: str, dtype: str, library: str) -> GemmModel | None:
-    """Returns the model of the device, or else of another card with the same chip, or None."""
+    """Returns the device's model, or else that of a card with the same chip, or else None."""
     for name in same_chip(slug):
         file = FOLDER / file_name(name, dtype, library)
         if file.is_file():
@@ -395,7 +400,7 @@ def _shipped(slug: str, dtype: str, library: str) -> GemmModel | None:
 
 
 def _of_same_chip(model: GemmModel, device: DeviceSpec) -> GemmModel:
-    """Returns the model of a card for another card with the same chip, with a note."""
+    """Returns one card's model adapted to another card with the same chip, with a note."""
     ensemble = replace(model.ensemble, machine=machine_of(device, model.dtype))
     note = f"products on {device.name}: as measured on {model.device.name}, the same chip"
     return replace(model, device=device, ensemble=ensemble, note=note)
@@ -410,8 +415,8 @@ class _Start:
     """Starting point of a fit.
 
     prior: prior of the cost model's parameters.
-    blind: half-width, in log time, of the 90 % interval of predictions by the prior alone.
-    reference: model whose correction is an input of the trees; None without such a model.
+    blind: half-width in log time of the 90 % interval if only the prior predicts.
+    reference: model whose correction is an input of the trees; None if there is no such model.
     """
 
     prior: Prior
@@ -422,7 +427,7 @@ class _Start:
 def _start(
     device: DeviceSpec, dtype: str, prior: str | GemmModel | Sequence[GemmModel], library: str
 ) -> _Start:
-    """Returns the starting point that `prior` selects; `prior` is as in `GemmModel.fit`."""
+    """Returns the starting point that `prior`, as in `GemmModel.fit`, selects."""
     who = "GemmModel.fit"
     if isinstance(prior, GemmModel):
         _, blind = choose(device, dtype, shipped_pool(), family_out=True)
@@ -441,8 +446,8 @@ def _start(
     start = _Start(*choose(device, dtype, pool, family_out=prior != "auto"))
     if prior != "auto":
         return start
-    # Times of this GPU with another library say little about the times asked for. Times of a
-    # similar GPU in the same dtype and library say much, so they come first.
+    # A similar GPU's model for the same dtype and library predicts this GPU's times better than a
+    # model of this GPU for another library, so it comes first.
     shipped = shipped_model(device.name, dtype, resolve_library(device.name, dtype, library))
     if shipped is None:
         shipped = shipped_kin(device, dtype, library)
@@ -453,9 +458,9 @@ def _start(
 
 
 def shipped_kin(device: DeviceSpec, dtype: str, library: str) -> GemmModel | None:
-    """Returns the shipped model of the most similar other GPU of the device's family.
+    """Returns the shipped model of the most similar other GPU in the device's family.
 
-    Among the GPUs with a shipped model of this dtype and library, the most similar one is that
+    Only GPUs with a shipped model for this dtype and library count. The most similar GPU is the one
     whose number of SMs is nearest. The result is None if there is no such GPU.
     """
     kin = [gpu for gpu in known_devices() if family(gpu) == family(device)]
@@ -470,7 +475,7 @@ def shipped_kin(device: DeviceSpec, dtype: str, library: str) -> GemmModel | Non
 def _unfitted(
     device: DeviceSpec, dtype: str, machine: Machine, start: _Start, library: str
 ) -> GemmModel:
-    """Returns a model with the prior's mean as parameters, no trees and a wide interval."""
+    """Returns a model with the prior's mean parameters, no trees and a wide interval."""
     source = start.prior.source
     ensemble = Ensemble(machine, Menu.of(), (Member(start.prior.mean, None),))
     whose = f" with {library}" if libraries_of(device.name, dtype) else ""

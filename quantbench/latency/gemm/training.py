@@ -1,8 +1,8 @@
-"""Fits a GEMM model to measured rows, starting from a prior learned on other GPUs.
+"""Chooses the prior of a GEMM model, and fits the model to measured rows.
 
-A fit has several members, each a cost model with trees. Cross-validation calibrates the interval.
-The module also makes the prior: from the shipped parameters of measured GPUs, or from the spec
-sheet.
+`choose` makes the prior from the shipped parameters of measured GPUs, or from the spec sheet.
+`train` fits several members, each a cost model with trees, and calibrates the 90 % interval by
+cross-validation. `GemmModel.fit` calls both functions.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ from quantbench.latency.gemm.member import Growth, Member, TrainingRows, train_m
 
 POOL_FORMAT = "quantbench-gemm-pool"
 POOL_VERSION = 1
-# Factors on the hand prior's standard deviation that give the deviation of a learned prior. The
-# first applies to a prior from another table of the same GPU, the second to one from GPUs of the
-# same family. The third sets the part of the deviation between families that does not depend on how
-# much the families differ (`pooled`). The factors were tuned on the five public tables that
-# `tools.accuracy` evaluates.
+# The hand prior's standard deviation times one of these factors is the deviation of a learned
+# prior. _SAME_GPU applies to a prior from another table of the same GPU, and _SAME_FAMILY to a
+# prior from GPUs of the same family. In a prior pooled over families, _OTHER_FAMILY sets the term
+# that does not depend on how much the families differ (`pooled`). The factors were tuned on the
+# five public tables that `tools.accuracy` evaluates.
 _SAME_GPU = 0.4
 _SAME_FAMILY = 0.5
 _OTHER_FAMILY = 0.6
-# Half-width (log time) of an unfitted model's interval if no table of the dtype was measured on the
-# same unit of another GPU generation. It covers 90 % of the rows of the fp8 tables of
-# aiconfigurator-core 0.12.0 (vLLM 0.24.0) for H100, H200, B200, L40S and RTX PRO 6000, with GPUs
+# Half-width (log time) of an unfitted model's interval if the pool has no GPU of another generation
+# with the same dtype and unit. The interval covers 90 % of the rows in five fp8 tables of
+# aiconfigurator-core 0.12.0 (vLLM 0.24.0; H100, H200, B200, L40S and RTX PRO 6000), with the GPUs
 # weighted equally.
 _UNKNOWN = 1.4
-# Otherwise, that half-width is the largest error in the pool (`MeasuredGpu.blind_90`) times this
-# factor, because a GPU outside the pool has larger errors than the worst of the few GPUs inside.
-# With this factor, the intervals of L40S (bf16), B200 (fp8) and V100 (fp16) cover 90 % of their
-# rows when each GPU is predicted from the others.
+# If the pool has such GPUs, the half-width is their largest error (`MeasuredGpu.blind_90`) times
+# this factor. The factor is above 1, because a GPU outside the pool has larger errors than the
+# worst of the few GPUs inside. With this factor, the intervals of L40S (bf16), B200 (fp8) and V100
+# (fp16) cover 90 % of their rows when each GPU is predicted from the others.
 _BEYOND = 1.2
 
 
@@ -65,7 +65,7 @@ class Prior:
     """Gaussian prior of a cost model's parameters.
 
     mean, sd: (parameters + tiles,), mean and standard deviation.
-    source: origin of both, for notes.
+    source: GPUs or specification that the prior was made from, for notes.
     """
 
     mean: FloatArray
@@ -75,13 +75,13 @@ class Prior:
 
 @dataclass(frozen=True)
 class MeasuredGpu:
-    """Parameters of one measured GPU, fitted from the hand prior.
+    """Cost model parameters that were fitted to one GPU's table; an entry of the pool.
 
     parameters: (parameters + tiles,), fitted parameters of the cost model.
-    rows: number of measured shapes.
-    table: name of the table that was fitted.
-    blind_90: 90th percentile of the absolute error in log time that the prior pooled from the other
-        families makes on this GPU's table.
+    rows: number of measured shapes that were fitted.
+    table: name of the table; "" for the parameters of a `GemmModel`.
+    blind_90: 90th percentile of the absolute error (log time) on this table, if a prior from other
+        GPU generations predicts it; 0.0 for the parameters of a `GemmModel`.
     """
 
     device: str
@@ -95,9 +95,10 @@ class MeasuredGpu:
 
 @cache
 def shipped_pool() -> tuple[MeasuredGpu, ...]:
-    """Returns the parameters of measured GPUs that are part of the package.
+    """Returns the pool: the parameters of measured GPUs that are part of the package.
 
-    Raises StoreError if the file of these parameters has another format or version.
+    The parameters were fitted from the hand prior. Raises StoreError if the pool's file has another
+    format or version.
     """
     text = (files("quantbench.latency") / "models" / "pool.json").read_text(encoding="utf-8")
     data = json.loads(text)
@@ -110,10 +111,10 @@ def shipped_pool() -> tuple[MeasuredGpu, ...]:
 
 
 def pooled(gpus: Sequence[MeasuredGpu], base: Prior) -> Prior:
-    """Returns the prior pooled from the mean parameters of each family and from `base`.
+    """Returns the prior pooled from each family's mean parameters and from `base`.
 
-    `base` counts as one more family. The standard deviation of the prior includes the spread
-    between families.
+    `base` counts as one more family. The prior's standard deviation includes the spread between
+    families. Without GPUs, the result is `base`.
     """
     if not gpus:
         return base
@@ -123,17 +124,17 @@ def pooled(gpus: Sequence[MeasuredGpu], base: Prior) -> Prior:
     centres = np.array([np.mean(group, axis=0) for group in by_family.values()])
     count = len(centres) + 1.0
     pool = (centres.sum(axis=0) + base.mean) / count
-    # The last term, the base's deviation counted twice, keeps the prior from becoming narrow if few
+    # The last term counts the base's variance twice. It keeps the prior from becoming narrow if few
     # families happen to agree.
     squares = ((centres - pool) ** 2).sum(axis=0) + 2.0 * (_OTHER_FAMILY * base.sd) ** 2
     return _without_host(Prior(pool, np.sqrt(squares / count), "pooled over " + _names(gpus)))
 
 
 def near(gpus: Sequence[MeasuredGpu], *, same_gpu: bool) -> Prior:
-    """Returns the prior around the mean parameters of tables of the same GPU or of one family.
+    """Returns a prior centred on the mean parameters of GPUs of one family.
 
-    gpus: parameters of these tables.
-    same_gpu: whether all tables are of the GPU that the prior is for, which narrows the prior.
+    gpus: pool entries of the family, at least one.
+    same_gpu: whether all entries are of the GPU that the prior is for. The prior is then narrower.
     """
     _, sd = hand_prior()
     mean = np.mean([gpu.parameters for gpu in gpus], axis=0)
@@ -147,9 +148,10 @@ def _names(gpus: Sequence[MeasuredGpu]) -> str:
 
 
 def _without_host(prior: Prior) -> Prior:
-    """Returns the prior with the host's work reset to the hand prior.
+    """Returns the prior with the parameter "host" reset to the hand prior.
 
-    The host's work belongs to a table, not to a GPU. The prior's arrays are changed in place.
+    The host's work in measured times depends on how a table was measured, not on the GPU. The
+    prior's arrays are changed in place.
     """
     host = INDEX["host"]
     mean, sd = hand_prior()
@@ -162,10 +164,9 @@ def spec_sheet(device: DeviceSpec, dtype: str) -> Prior:
     """Returns the prior of a GPU without any measured table.
 
     The result is the hand prior, which was made for tensor cores. On CUDA cores, two parameters
-    differ.
-    First, misaligned rows cost nothing, because only tensor cores need 16-byte alignment (cuBLAS
-    documentation, "Tensor Core Usage"). Second, the time to fill the pipeline is about the same,
-    but the slower CUDA cores multiply fewer elements of k in that time.
+    differ. First, misaligned rows cost nothing, because only tensor cores need 16-byte alignment
+    (cuBLAS documentation, "Tensor Core Usage"). Second, the parameter "fill" is smaller: filling
+    the pipeline takes about as long, but CUDA cores multiply fewer elements of k in that time.
     """
     mean, sd = hand_prior()
     which = unit(device, dtype)
@@ -179,10 +180,10 @@ def spec_sheet(device: DeviceSpec, dtype: str) -> Prior:
 
 
 def known_in_waves(device: DeviceSpec, dtype: str) -> bool:
-    """Returns whether GEMMs run in waves on a device, by the shipped parameters.
+    """Returns whether GEMMs run in waves on a device, according to the shipped parameters.
 
-    The parameters are those of this GPU, or else of its family. The result is False if the package
-    has neither.
+    The parameters are those of this GPU, or else of its family. The result is False if neither is
+    shipped.
     """
     return _known_in_waves(device.name, family(device), unit(device, dtype), dtype)
 
@@ -194,17 +195,17 @@ def _known_in_waves(device: str, family_name: str, which: str, dtype: str) -> bo
 
 
 def _related(gpus: Sequence[MeasuredGpu], device: str, family_name: str) -> list[MeasuredGpu]:
-    """Returns the entries of a GPU, or else the entries of its family."""
+    """Returns the pool entries of a GPU, or else the entries of its family."""
     same = [gpu for gpu in gpus if gpu.device == device]
     return same or [gpu for gpu in gpus if gpu.family == family_name]
 
 
 def _applicable(gpus: Sequence[MeasuredGpu], which: str, dtype: str) -> list[MeasuredGpu]:
-    """Returns the entries of a dtype that were measured on a unit.
+    """Returns the pool entries for a dtype that were measured on a unit.
 
-    Entries of bf16 also apply to fp16, which runs at the same rate.
+    Entries for bf16 also apply to fp16, which runs at the same rate.
 
-    which: unit, as in `families.unit`.
+    which: unit, such as "tensor cores" (`families.unit`).
     """
     dtypes = {dtype, "bf16"} if dtype == "fp16" else {dtype}
 
@@ -214,15 +215,16 @@ def _applicable(gpus: Sequence[MeasuredGpu], which: str, dtype: str) -> list[Mea
     return list(filter(applies, gpus))
 
 
-# Card whose power per TFLOP/s is taken as the least that CUDA cores need in 7 nm and older
-# processes. It is made in 7 nm and runs fp32 at its peak within its power limit.
+# Reference card for power. CUDA cores made in 7 nm or an older process are assumed to need at least
+# this card's power per TFLOP/s. The card, made in 7 nm, runs fp32 at its peak within its power
+# limit.
 _LEAST_POWER = "a100-pcie-40gb"
 
 
 def _powered(device: DeviceSpec, dtype: str) -> float:
-    """Returns the log of the fraction of its peak that a card's power limit allows, at most 0.
+    """Returns the log of the fraction of peak that a card's power limit allows, at most 0.
 
-    The result is 0 except for CUDA cores made in 7 nm or an older process.
+    The result is 0 unless CUDA cores made in 7 nm or an older process multiply the dtype.
     """
     newer = device.compute_capability is None or device.compute_capability > (8, 0)
     if newer or not device.board_power_w or unit(device, dtype) != "CUDA cores":
@@ -237,11 +239,11 @@ def choose(
 ) -> tuple[Prior, float]:
     """Returns the prior for a device, and the half-width in log time of the prior's 90 % interval.
 
-    gpus: measured GPUs, of which those of the same unit and dtype are used. If there are none, the
+    gpus: pool entries, of which those for the same unit and dtype are used. If there are none, the
         prior is `spec_sheet`.
     family_out: whether to exclude all GPUs of the device's generation, including the device.
 
-    The half-width is halved if the device itself is among the GPUs used.
+    The half-width is halved if the prior comes from tables of the device itself.
     """
     base = spec_sheet(device, dtype)
     usable = _applicable(gpus, unit(device, dtype), dtype)
@@ -256,8 +258,8 @@ def choose(
             return near(related, same_gpu=same_gpu), blind / 2 if same_gpu else blind
         others = usable
     efficiency = np.eye(len(base.mean))[INDEX["efficiency"]]
-    # The efficiency of each GPU is taken relative to what its power limit allows, and what the
-    # power limit of this device allows is added to the pooled efficiency.
+    # Log efficiencies are pooled relative to each GPU's power limit (`_powered`). The limit of this
+    # device is then added to the pooled log efficiency.
     relative = []
     for gpu in others:
         powered = _powered(lookup(gpu.device), gpu.dtype)
@@ -267,8 +269,8 @@ def choose(
     return start, blind
 
 
-_DELTA = 0.05  # log error at which the loss turns from quadratic to linear
-_NOISE = 0.05  # standard deviation of measurement noise in log time, which weighs rows and prior
+_DELTA = 0.05  # error in log time at which the loss turns from quadratic to linear
+_NOISE = 0.05  # standard deviation of a row's noise in log time, which weighs rows against prior
 
 
 #: smallest number of rows for a fit; with fewer, the result is the prior
@@ -276,32 +278,33 @@ FEWEST_ROWS = 20
 #: smallest number of rows for growing trees
 FEWEST_FOR_TREES = 60
 _FOLDS = 5
-# Pairs of a lower quantile and the typical ratio of the 0.9 quantile to it, which set the width of
-# the interval. The 0.9 quantile itself, of some two hundred errors, depends on twenty rows of a few
-# sites, so that the coverage would vary. The 0.9 quantile is therefore estimated as the geometric
-# mean of the products of lower quantile and ratio. The ratios (from folds of the public tables'
-# training sites) vary little between GPUs and numbers of rows.
+# Pairs (quantile, ratio) that set the width of the interval. The width needs the 0.9 quantile of
+# the held-out errors, but with some two hundred errors, it depends on only twenty rows of a few
+# sites, so coverage would vary. The 0.9 quantile is therefore estimated from these lower quantiles,
+# each times its ratio, the typical 0.9 quantile over the lower quantile. The estimates' geometric
+# mean is used. The ratios come from folds of the public tables' training sites, and vary little
+# between GPUs and numbers of rows. A site is one (n, k, batch).
 _TAILS = ((0.6, 2.24), (0.7, 1.77), (0.8, 1.38))
-# Errors of a fold (one member, four fifths of the rows) relative to errors of the full ensemble.
-# The width of the interval, which is calibrated on folds, is divided by this ratio.
+# Typical error of a fold's model (one member, four fifths of the rows) over the full ensemble's
+# error. The interval is calibrated on folds, so its width is divided by this ratio.
 _FOLD_EXCESS = 1.04
 # Standard deviation of the noise that is added for the members after the first: to the prior's mean
 # (in units of the prior's deviation) and to the rows (in log time). The noise makes members differ
-# in the parameters that the rows do not determine. The prior of the parameters in UNVARIED gets no
-# noise.
+# in the parameters that the rows do not determine. The parameters in UNVARIED get no noise in their
+# prior.
 _SHAKEN_PRIOR = 0.7
 _SHAKEN_ROWS = 0.08
-# A kernel leaves the menu if its probability is at most this in 98 % of the shapes (`_likely`).
+# A kernel leaves the menu if its probability is at most this for 98 % of the shapes (`_likely`).
 _UNLIKELY = 0.04
 
 
 @dataclass(frozen=True)
 class Effort:
-    """Effort of a fit.
+    """Settings of a fit that trade accuracy for time.
 
     members: number of cost models.
-    rows_first, rows_other: largest number of rows that the first and the other cost models are
-        fitted to.
+    rows_first: largest number of rows that the first cost model is fitted to.
+    rows_other: largest number of rows that each other cost model is fitted to.
     growth: settings of the trees.
     """
 
@@ -314,14 +317,14 @@ class Effort:
     def of(cls, rows: int) -> Effort:
         """Returns the default effort of a fit to `rows` rows.
 
-        Below 150 rows, fits vary with single rows, so four members are averaged.
+        With fewer than 150 rows, single rows can change a fit, so four members are averaged.
         """
         return cls(members=4) if rows < 150 else cls()
 
 
 #: largest number of rows of a table that a model is fitted to
 TABLE_ROWS = 8000
-#: effort for thousands of rows; ten trees keep a model's file near 0.2 MB
+#: effort for tables with thousands of rows; ten trees keep a model's file near 0.2 MB
 TABLE_EFFORT = Effort(members=2, rows_first=1000, rows_other=600, growth=Growth(trees=10, leaf=3))
 
 
@@ -334,7 +337,7 @@ def fit_parameters(
     start: FloatArray | None = None,
     max_iterations: int = 250,
 ) -> FloatArray:
-    """Returns the parameter vector, (parameters + tiles,), with the least loss plus penalty.
+    """Returns the parameter vector, (parameters + tiles,), that minimises loss plus penalty.
 
     The loss is pseudo-Huber in log time, which is robust to outliers. The penalty is half the
     squared distance from the prior's mean, in units of the prior's standard deviations. The search
@@ -389,7 +392,7 @@ def train(
 ) -> tuple[Ensemble, IntervalCalibration]:
     """Fits the members, grows their trees and calibrates the interval by cross-validation.
 
-    reference: model whose correction is an input of the trees; None without such a model.
+    reference: model whose correction is an input of the trees; None if there is no such model.
     """
     rng = np.random.default_rng(seed)
     vectors = _member_parameters(machine, menu, rows, prior, effort, rng)
@@ -409,9 +412,9 @@ def _members(
     effort: Effort,
     seed: int,
 ) -> tuple[Member, ...]:
-    """Returns one member for each parameter vector, with trees if the rows suffice.
+    """Returns one member for each parameter vector, with trees for FEWEST_FOR_TREES rows or more.
 
-    residual: (rows,), correction by the reference model; None without such a model.
+    residual: (rows,), the reference model's correction; None if there is no reference model.
     """
     members = []
     for i, vector in enumerate(vectors):
@@ -433,9 +436,9 @@ def _member_parameters(
 ) -> list[FloatArray]:
     """Returns the fitted parameter vector of each member.
 
-    The first member is fitted to a random sample of the rows (to all rows, if they are few), with
-    the prior as it is. Each further member gets its own sample, with noise in the rows and in the
-    prior's mean.
+    The first member is fitted to a random sample of the rows (to all rows, if they are few) with
+    the given prior. Each further member gets its own sample, with noise added to the rows and to
+    the prior's mean.
     """
     order = rng.permutation(len(rows))
     varied = np.delete(np.arange(len(prior.mean)), UNVARIED)
@@ -452,12 +455,12 @@ def _member_parameters(
 def _likely(
     machine: Machine, menu: Menu, rows: TrainingRows, vectors: Sequence[FloatArray]
 ) -> Menu:
-    """Returns the menu reduced to the kernels that some member would choose for some shapes.
+    """Returns the menu without the kernels that all members are unlikely to choose.
 
-    The cost of a prediction is proportional to the number of kernels. The choice is tried on 1000
-    random shapes and on up to 1000 of the measured ones.
+    A smaller menu makes predictions faster, because their cost is proportional to the number of
+    kernels. Probabilities are computed for 1000 random shapes and for up to 1000 measured shapes.
 
-    vectors: (parameters + tiles,), parameters of each member.
+    vectors: (parameters + tiles,) each, parameters of each member.
     """
     rng = np.random.default_rng(0)
     count = 1000
@@ -465,7 +468,7 @@ def _likely(
     n = 8 * np.floor(2 ** rng.uniform(2, 13, count))
     k = 8 * np.floor(2 ** rng.uniform(2, 13, count))
     near_rows = rows.sizes.take(slice(count))
-    # The layout is left out, because it does not affect the kernels' times.
+    # The layout is left out, because it changes the kernels' times only for very long rows.
     given = Sizes.of(near_rows.m, near_rows.n, near_rows.k, near_rows.batch)
     shapes = [Shapes.of(machine, menu, sizes) for sizes in (Sizes.of(m, n, k), given)]
     likely = np.zeros(len(menu))
@@ -488,7 +491,7 @@ def _calibrate(
 
     A site is one (n, k, batch). Each fold of sites is predicted by a fit to the other folds.
 
-    residual: (rows,), correction by the reference model; None without such a model.
+    residual: (rows,), the reference model's correction; None if there is no reference model.
     """
     machine = ensemble.machine
     menu = ensemble.menu
@@ -515,8 +518,8 @@ def _calibrate(
         answer = replace(ensemble, members=members).raw(held.sizes)
         error[inside] = np.abs(answer.log_us - held.log_us)
         variance[inside] = answer.variance
-    # A fold has a single member, so the variance between the members of the whole ensemble, which
-    # `variance` lacks, is added.
+    # A fold's model has a single member, so its `variance` lacks the variance between members. The
+    # variance between the ensemble's members is added instead.
     shapes = ensemble.shapes(sizes)
     variance += np.var([member.physics(shapes)[0] for member in ensemble.members], axis=0)
     found = IntervalCalibration.of_held_out(error, variance, _TAILS)
