@@ -1,8 +1,8 @@
-"""Predicts fused attention latencies with a cost model and a Gaussian process for its residual.
+"""Predicts fused attention latencies with a cost model and a Gaussian process that corrects it.
 
-A fit tries several kernel families, which differ in tiles and in whether they pack query heads, and
-keeps the family and parameters with the lowest loss. The shipped models of other GPUs serve as the
-prior.
+`AttentionModel.best` returns a device's shipped model, or a prior from other GPUs' shipped models.
+`AttentionModel.fit` tries several kernel families, which differ in tiles and in whether they pack
+query heads, and keeps the family and parameters with the lowest loss.
 """
 
 from __future__ import annotations
@@ -56,23 +56,23 @@ MODEL_VERSION = 1
 PRIORS = ("auto", "family-out")
 _MODELS = Path(__file__).parent / "models"
 
-#: `fit` returns the prior if it gets fewer rows than this for the 12 parameters.
+#: Smallest number of rows for fitting the 12 parameters. With fewer rows, `fit` returns the prior.
 FEWEST_ROWS = 20
-# Smallest number of rows for a Gaussian process, whose length scales, one per feature, are fitted.
+# Smallest number of rows for fitting a Gaussian process, which has one length scale per feature.
 _FEWEST_FOR_LEARNER = 40
 # The loss of a row is quadratic for relative errors below this size and linear above.
 _NOISE = 0.05
 _FOLDS = 5
-# Half-widths of the interval (log time) if no shipped model can serve as the prior.
+# Half-widths of the interval (log time), below and above, if no shipped model can be the prior.
 _BLIND_BELOW, _BLIND_ABOVE = float(np.log(2.0)), float(np.log(3.0))
 # Smallest standard deviation of a parameter in a prior from other GPUs: a parameter that several
 # GPUs agree on may still differ on the next one.
 _LEAST_SPREAD = 0.2
-# Extra half-width (log time) for shapes unlike the fitted rows. Backward passes are predicted from
-# the forward time. Another mask or dtype, unequal sequences, and misaligned or very wide heads are
-# predicted without the Gaussian process.
+# Extra half-width (log time) for shapes unlike the fitted rows: backward passes, which are
+# predicted from the forward time, and shapes with another mask or dtype, unfitted unequal
+# sequences, or misaligned or very wide heads, which are predicted without the Gaussian process.
 UNSEEN_HALF_WIDTH = float(np.log(2.0))
-# Wider heads count as very wide.
+# Heads with a larger head_dim count as very wide.
 WIDEST_HEAD = 256
 
 
@@ -83,8 +83,10 @@ CostModel = Physics | DecodePhysics
 
 @dataclass(frozen=True)
 class Corrected:
-    """Cost model of one kind of attention, with the learner of its residual and its calibration.
+    """Cost model of one kind of attention, with a learned correction and a calibrated interval.
 
+    learner: Gaussian process that predicts log(measured time / cost model's time); None without
+        such a correction.
     below, above: extra half-widths of a prior's interval in log time, from the prior's errors on
         other GPUs. Both are 0 after a fit.
     """
@@ -106,11 +108,11 @@ class Corrected:
         """Predicts forward passes.
 
         cache_write: (n,), whether the time includes writing keys and values to a cache.
-        seen: (n,), whether the fit covers this kind of shape. The time of other shapes is that of
-            the cost model, without the learner.
+        seen: (n,), whether the fit covers this kind of shape. Other shapes get the cost model's
+            time without the learner's correction.
 
-        Returns an array (7, n): time in µs, half-widths of the interval below and above it in log
-        time, launch, compute and memory time in µs, and waves.
+        Returns an array (7, n) with these rows: time in µs; half-widths of the interval below and
+        above the time, in log time; launch, compute and memory time in µs; number of waves.
         """
         terms = self.physics.cost(shapes, cache_write)(self.physics.parameters)
         shift, deviation = np.zeros(len(shapes)), np.zeros(len(shapes))
@@ -153,13 +155,13 @@ class Corrected:
 class AttentionModel:
     """Latency model of fused attention on one device: fitted to measured rows, or a prior.
 
-    prefill: model of equal sequence lengths (seq_q = seq_k).
-    decode: model of unequal sequence lengths. If it is None, `prefill` also predicts unequal
+    prefill: model for equal sequence lengths (seq_q = seq_k).
+    decode: model for unequal sequence lengths. If it is None, `prefill` also predicts unequal
         lengths, with a wider interval.
-    dtype, masks: dtype and masks (causal, full) of the fitted rows. Shapes of another dtype or mask
-        get a wider interval and no learner.
-    backward_cost: time of a backward pass divided by the time of its forward pass. The default is
-        the ratio of the FLOPs of these passes.
+    dtype, masks: dtype and masks (causal, full) of the fitted rows. Shapes with another dtype or
+        mask get a wider interval and no learned correction. fp16 and bf16 are always covered.
+    backward_cost: time of a backward pass over the time of its forward pass. The default is the
+        ratio of their FLOPs.
     note: source and caveats of the predictions.
     """
 
@@ -179,7 +181,7 @@ class AttentionModel:
     def prior(cls, device: DeviceSpec, *, prior: str = "auto") -> AttentionModel:
         """Returns an unfitted model from the spec sheet and the shipped models.
 
-        prior: `auto`, or `family-out` to exclude models of the device's own generation.
+        prior: `auto`, or `family-out` to exclude models of the device's generation.
         """
         known = knowledge(device, family_out=_check_prior(prior) == "family-out")
         return cls(known.prefill(device), note=f"attention on {device.name}: {known.words}")
@@ -188,7 +190,7 @@ class AttentionModel:
     def best(cls, device: DeviceSpec) -> AttentionModel:
         """Returns the model shipped for this device, or the device's prior if none is shipped.
 
-        The model's `note` says which of the two it is.
+        The result's `note` names its source.
         """
         data = next(filter(None, map(shipped_json, same_chip(device.name))), None)
         return (
@@ -211,14 +213,14 @@ class AttentionModel:
     ) -> AttentionModel:
         """Fits the model to measured times.
 
-        works: n shapes, all of one dtype.
+        works: n attention shapes, all of one dtype.
         latency_us: (n,), measured times in µs.
         cache_write: whether the times include writing keys and values into a serving engine's
             cache; one value or (n,).
         prior: `auto` or `family-out`, as in the classmethod `prior`.
 
-        Returns the prior, with a note, if neither equal nor unequal sequence lengths have
-        FEWEST_ROWS forward passes.
+        Equal and unequal sequence lengths are fitted separately, each only if it has at least
+        FEWEST_ROWS forward passes. If neither has, the result is the prior, with a note.
         """
         shapes = works if isinstance(works, AttentionShapes) else AttentionShapes.of(works)
         times_us = measured_times(_WHO, latency_us, len(shapes))
@@ -263,10 +265,10 @@ class AttentionModel:
     def _with_backward_cost(
         self, shapes: AttentionShapes, latency_us: FloatArray
     ) -> AttentionModel:
-        """Returns the model with `backward_cost` set from the backward passes among the rows.
+        """Returns the model with `backward_cost` fitted to the backward passes among the rows.
 
-        The cost is the median over these passes. The model is unchanged if there are fewer than
-        FEWEST_ROWS backward passes.
+        The cost is the median of measured backward over predicted forward time. The model is
+        unchanged if there are fewer than FEWEST_ROWS backward passes.
         """
         rows = np.flatnonzero(shapes.backward)
         if len(rows) < FEWEST_ROWS:
@@ -279,7 +281,7 @@ class AttentionModel:
     def predict(
         self, works: Iterable[Attention] | AttentionShapes, *, cache_write: npt.ArrayLike = False
     ) -> Estimates:
-        """Predicts the times of `works`.
+        """Predicts the times of attention shapes, all of one dtype.
 
         cache_write: whether keys and values are also written to a cache; one value or (n,).
         """
@@ -308,13 +310,13 @@ class AttentionModel:
 
     @property
     def fitted(self) -> bool:
-        """Whether the model of equal sequence lengths was fitted on this device."""
+        """Whether the model for equal sequence lengths was fitted to times of this device."""
         return self.prefill.fitted
 
     def knows(self, work: Attention) -> bool:
         """Returns whether the fit covers this shape's dtype, mask, head_dim and direction.
 
-        Shapes that the fit does not cover get a wider interval.
+        Other shapes get a wider interval.
         """
         shapes = AttentionShapes.of([work])
         return (
@@ -322,7 +324,7 @@ class AttentionModel:
         )
 
     def _of(self, shapes: AttentionShapes) -> Corrected:
-        """Returns the part that predicts `shapes`, which are all of one kind (equal or unequal)."""
+        """Returns the model for `shapes`, whose sequence lengths are all equal or all unequal."""
         if self.decode is None or shapes.seq_q[0] == shapes.seq_k[0]:
             return self.prefill
         return self.decode
@@ -330,7 +332,7 @@ class AttentionModel:
     def _seen(self, shapes: AttentionShapes) -> BoolArray:
         """Returns whether the fit covers the mask, dtype and head_dim of each shape, (n,).
 
-        If unequal sequence lengths were fitted, any mask of unequal lengths is covered.
+        If unequal sequence lengths were fitted, all masks are covered for them.
         """
         masked = np.where(shapes.causal, "causal" in self.masks, "full" in self.masks)
         kind = np.where(shapes.seq_q == shapes.seq_k, masked, self.decode is not None)
@@ -406,7 +408,7 @@ class Knowledge:
     """Prior of a device's attention model.
 
     family: kernel family that the device is assumed to run.
-    start, spread: mean and standard deviation of each parameter, (parameters,).
+    start, spread: (parameters,), mean and standard deviation of each parameter.
     log_below, log_above: extra half-widths of the interval in log time, from the prior's errors on
         other GPUs.
     words: source of the prior, for the model's note.
@@ -420,7 +422,7 @@ class Knowledge:
     words: str
 
     def prefill(self, device: DeviceSpec) -> Corrected:
-        """Returns the unfitted model of equal sequence lengths."""
+        """Returns the unfitted model for equal sequence lengths."""
         physics = Physics(device, self.family, self.start)
         return Corrected(
             physics, IntervalCalibration(1.0, 0.0), below=self.log_below, above=self.log_above
@@ -429,6 +431,10 @@ class Knowledge:
 
 def knowledge(device: DeviceSpec, *, family_out: bool) -> Knowledge:
     """Returns the prior of `device` from the shipped models.
+
+    The mean parameters are those of the device's family, or else the average over the other
+    families. The standard deviation is taken over families. The extra half-widths are the largest
+    errors of priors on the models' GPUs (`provenance["transfer"]`).
 
     family_out: whether to exclude all models of the device's generation.
     """
@@ -462,11 +468,13 @@ def knowledge(device: DeviceSpec, *, family_out: bool) -> Knowledge:
 
 
 def _family_of(model: dict[str, Any]) -> str:
+    """Returns the architecture family of a shipped model's GPU."""
     major, minor = model["provenance"]["compute_capability"]
     return family_of((major, minor))
 
 
 def _parameters(model: dict[str, Any]) -> FloatArray:
+    """Returns the parameters of a shipped model for equal sequence lengths, (parameters,)."""
     return np.array([float(model["prefill"]["parameters"][p.name]) for p in PARAMETERS])
 
 
@@ -477,9 +485,10 @@ def _fit_physics(
     latency_us: FloatArray,
     cache_write: BoolArray,
 ) -> CostModel:
-    """Returns the candidate that fits the measured times best, with its fitted parameters.
+    """Fits the parameters of each candidate and returns the candidate with the lowest loss.
 
-    spread: (parameters,), prior standard deviation of each parameter around the candidate's value.
+    spread: (parameters,), prior standard deviation of each parameter. The prior mean is the
+        candidate's value.
     latency_us: (n,), measured times in µs.
     """
     from scipy.optimize import least_squares
@@ -491,7 +500,7 @@ def _fit_physics(
 
         def residuals(parameters: FloatArray) -> FloatArray:
             error = (np.log(cost(parameters).latency_us) - target) / _NOISE
-            # Half the square of this residual is the pseudo-Huber loss.
+            # Half the square of `robust` is the pseudo-Huber loss.
             robust = np.sign(error) * np.sqrt(2.0 * (np.sqrt(1.0 + error**2) - 1.0))
             return np.concatenate([robust, (parameters - physics.parameters) / spread])
 
@@ -511,13 +520,13 @@ def _fitted(
     cache_write: BoolArray,
     seed: int,
 ) -> Corrected:
-    """Fits a cost model and the learner of its residual, and calibrates the interval.
+    """Fits a cost model and the learner that corrects it, and calibrates the interval.
 
-    The learner is a Gaussian process of log(measured / cost model). Cross-validation decides
-    whether to keep it, and provides the held-out errors for the interval. Rows that share heads,
-    kv_heads, head_dim and mask are held out together, or row by row if all rows share these four.
-    Each fold refits the parameters, and the process keeps its hyperparameters. A fold is skipped if
-    it leaves fewer rows than there are parameters.
+    The learner is a Gaussian process for log(measured time / cost model's time). Cross-validation
+    decides whether to keep the learner, and provides the held-out errors for the interval. Rows
+    that share heads, kv_heads, head_dim and mask are held out together; if all rows share these,
+    each row is a group. Each fold refits the parameters but not the learner's hyperparameters. A
+    fold is skipped if it leaves fewer rows than there are parameters.
     """
     physics = _fit_physics(candidates, spread, shapes, latency_us, cache_write)
     learner = None

@@ -1,9 +1,13 @@
-"""Computes attention times from the blocks that each kernel family divides its work into.
+"""Computes attention times from the blocks into which a kernel family divides the work.
 
-latency = launch + ‖compute, memory‖₃ + padding copies of misaligned heads + cache write, where a
-throttling factor increases the norm of long kernels. For the compute time, blocks of query rows run
-in waves of one block per SM, softened by a fluid share. A row block processes key blocks, each of
-which takes the p-norm of the times of its two matrix products and of its exponentials.
+A row block is a thread block that processes some query rows of one head against all key blocks that
+these rows see. A key block takes the p-norm of two times: that of its two matmuls and that of its
+exponentials. Row blocks run in waves of one block per SM; the parameter "logit_fluid_share" softens
+the steps between numbers of waves. The waves give the compute time, and
+
+latency = launch + ‖compute, memory‖₃ + padding copies of misaligned heads + cache write.
+
+A throttling factor increases the norm for long kernels.
 """
 
 from __future__ import annotations
@@ -27,8 +31,8 @@ FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
-# The key blocks of causal attention are counted exactly for up to this many row blocks per head.
-# For more row blocks, their number follows from an average that is within 2 % of the exact count.
+# Key blocks of causal attention are counted exactly for up to this many row blocks per head. For
+# more row blocks, an average is used that is within 2 % of the exact count.
 _EXACT_BLOCKS = 64
 
 
@@ -36,10 +40,11 @@ _EXACT_BLOCKS = 64
 class KernelFamily:
     """Attention kernels that share tile sizes and scheduling.
 
-    tiles: (largest head_dim, full tile, causal tile) in ascending order of head_dim. A tile is
-        (block_m, block_n). The last entry also applies to wider heads.
-    packs: whether query heads that share a key head are packed into the rows of one block. Every
-        family packs these heads if there is a single query.
+    tiles: (largest head_dim, full tile, causal tile) in ascending order of head_dim. The full tile
+        applies without a mask. A tile is (block_m, block_n): query rows and keys of a block. The
+        last entry also applies to wider heads.
+    packs: whether query heads that share a key head are packed into the rows of one block. With a
+        single query, every family packs these heads.
     splits: whether the keys are split over idle SMs if there are few row blocks.
     widths: head widths that the kernels support; head_dim is padded to the next of these widths.
     """
@@ -63,9 +68,9 @@ class KernelFamily:
         return block_m, block_n
 
     def padded(self, head_dim: IntArray) -> IntArray:
-        """Returns head_dim padded to a width that the kernel supports, (n,).
+        """Returns head_dim padded to a width that the kernels support, (n,).
 
-        A head that is wider than all of these widths is padded to a multiple of 64.
+        A head that is wider than all supported widths is padded to a multiple of 64.
         """
         padded = -(-head_dim // 64) * 64
         for width in reversed(self.widths):
@@ -101,8 +106,8 @@ FAMILIES: dict[str, KernelFamily] = {
 def assumed_family(device: DeviceSpec) -> KernelFamily:
     """Returns the kernel family that is assumed without a measurement.
 
-    It is fa2_dense, which needs only mma.sync, except on GPUs with wgmma or tcgen05. sm_12x has
-    neither.
+    Hopper has wgmma and Blackwell has tcgen05, so newer kernels run there. On all other GPUs, which
+    include sm_12x, the family is fa2_dense, which needs only mma.sync.
     """
     own = {"hopper": "fa3_sm90", "blackwell": "fmha_sm100"}
     return FAMILIES[own.get(family(device), "fa2_dense")]
@@ -112,11 +117,12 @@ def assumed_family(device: DeviceSpec) -> KernelFamily:
 class Blocks:
     """Blocks into which a kernel family divides n shapes; all arrays are (n,).
 
-    rows: thread blocks in the grid.
-    keys: key blocks that all thread blocks together process.
-    longest: key blocks that the longest thread block processes.
+    rows: number of row blocks. A row block is one thread block unless its keys are split.
+    keys: number of key blocks that all row blocks together process.
+    longest: number of key blocks that the longest row block processes.
+    block_m, block_n: query rows and keys of a block.
     width: padded head_dim.
-    group: query heads packed into the rows of one block.
+    group: number of query heads packed into the rows of one block.
     may_split: whether the keys are split over idle SMs if there are few row blocks.
     """
 
@@ -159,9 +165,11 @@ def _key_blocks(
     block_m: IntArray,
     block_n: IntArray,
 ) -> tuple[FloatArray, FloatArray]:
-    """Returns the numbers of key blocks that one head and its longest row block process.
+    """Returns how many key blocks one head, and its longest row block, process; (n,) each.
 
-    per_head: number of row blocks of one head. All arrays are (n,).
+    per_head: (n,), number of row blocks of one head.
+    group: (n,), number of query heads packed into the rows of one block.
+    block_m, block_n: (n,), query rows and keys of a block.
     """
     every = -(-shapes.seq_k // block_n)
     # With a causal mask, the last query of a row block sees the keys up to its own position.
@@ -180,12 +188,13 @@ def _key_blocks(
 #: exponentials per SM and cycle of the SM clock: 16 in the special function units from compute
 #: capability 7.0 on (CUDA C++ Programming Guide, arithmetic instructions, throughput table)
 _EXPONENTIALS_PER_CLOCK = 16
-#: a backward pass computes five matrix products, a forward pass two (FlashAttention, Dao 2022)
+#: FLOPs of a backward pass over those of a forward pass: five matmuls instead of two
+#: (FlashAttention, Dao 2022)
 BACKWARD_FLOPS = 2.5
-# Keys are split if there are fewer row blocks than _SPLIT_BELOW times the number of SMs
-# (FlashAttention, hopper/heuristics.h). Each part has at least _SPLIT_KEYS keys (estimated from the
-# public A100 and H200 tables).
+# Keys are split if there are fewer row blocks than this times the number of SMs (FlashAttention,
+# hopper/heuristics.h).
 _SPLIT_BELOW = 0.8
+# Smallest number of keys in a slice (estimated from the public A100 and H200 tables).
 _SPLIT_KEYS = 512
 
 
@@ -230,7 +239,7 @@ class AttentionShapes:
 
     @cached_property
     def flops(self) -> FloatArray:
-        """FLOP of the useful matrix products of each shape, as in `Attention.flops`."""
+        """FLOPs of each shape's matmuls without masked elements, as in `Attention.flops`."""
         seq_q, seq_k = self.seq_q.astype(float), self.seq_k.astype(float)
         pairs = np.where(self.causal, seq_q * (seq_q + 1) / 2, seq_q * seq_k)
         forward = 4.0 * self.batch * self.heads * pairs * self.head_dim
@@ -259,14 +268,14 @@ class AttentionShapes:
 
     @cached_property
     def forward_bytes(self) -> FloatArray:
-        """Minimum device memory traffic of each shape's forward pass in bytes."""
+        """Minimum memory traffic of each shape's forward pass in bytes."""
         row_stats = 4.0 * self.batch * self.heads * self.seq_q
         total: FloatArray = 2.0 * self.query_bytes + self.key_bytes + row_stats
         return total
 
     @cached_property
     def min_bytes(self) -> FloatArray:
-        """Minimum device memory traffic of each shape in bytes, as in `Attention.min_bytes`."""
+        """Minimum memory traffic of each shape in bytes, as in `Attention.min_bytes`."""
         gradients = 2.0 * self.query_bytes + self.key_bytes
         total: FloatArray = self.forward_bytes + np.where(self.backward, gradients, 0.0)
         return total
@@ -280,7 +289,7 @@ class AttentionShapes:
 
     @property
     def sites(self) -> IntArray:
-        """Group index of each row; the rows of a group share heads, kv_heads, head_dim and mask."""
+        """Group index of each shape. Shapes of a group share heads, kv_heads, head_dim and mask."""
         what = np.stack([self.heads, self.kv_heads, self.head_dim, self.causal])
         return np.asarray(np.unique(what, axis=1, return_inverse=True)[1].ravel())
 
@@ -330,7 +339,7 @@ SPREAD = np.array([p.sd for p in PARAMETERS])
 
 @dataclass(frozen=True)
 class Terms:
-    """Predicted times in µs, the parts of these times, and numbers of waves; all (n,).
+    """Predicted latency and its parts in µs, and the number of waves; all (n,).
 
     The parts overlap, so they do not sum to latency_us.
     """
@@ -395,8 +404,8 @@ def times(
     per_block_bytes = 2.0 * shapes.query_bytes / blocks.rows
     store_us = per_block_bytes / (bytes_per_us / device.sm_count) * np.exp(x["log_store"])
     fixed_us = np.exp(x["log_block_us"]) + masked_us + store_us
-    # If there are few row blocks, the kernel splits their keys until there are about two blocks per
-    # SM, and combines the results.
+    # If there are few row blocks, the kernel splits their keys until there are about two thread
+    # blocks per SM, and combines the results.
     most = np.floor(blocks.longest * blocks.block_n / _SPLIT_KEYS)
     few = blocks.may_split & (blocks.rows < _SPLIT_BELOW * device.sm_count) & (most >= 2.0)
     splits = np.where(few, np.minimum(np.ceil(2.0 * device.sm_count / blocks.rows), most), 1.0)
@@ -421,7 +430,7 @@ def times(
     useful_bytes_per_us = bytes_per_us * np.exp(x["log_memory_efficiency"])
     memory_us = shapes.forward_bytes / useful_bytes_per_us
     busy_us = (compute_us**3 + memory_us**3) ** (1.0 / 3.0)
-    # The throttling sets in around 1 ms; 0.7 is the width of this transition in log time.
+    # Throttling sets in around 1 ms. The transition is 0.7 wide in log time.
     busy_us = busy_us * np.exp(
         x["throttle"] / (1.0 + np.exp(-(np.log(busy_us) - np.log(1000.0)) / 0.7))
     )
@@ -443,8 +452,8 @@ def learner_features(
     The features describe the shape, the cost model's time, the number of waves and how full the
     waves are.
     """
-    # The ratio of started to filled waves is faded out above four waves, where a partial wave costs
-    # little. The factors 2.0 have no effect, because the process standardises its inputs.
+    # The ratio of rounded-up to exact waves is faded out above four waves, where a partial wave
+    # costs little. The factors 2.0 have no effect, because the process standardises its inputs.
     per_sm = blocks.rows / device.sm_count
     filling = terms.waves / per_sm
     group = shapes.heads / shapes.kv_heads
@@ -475,7 +484,7 @@ class Physics:
     def cost(
         self, shapes: AttentionShapes, cache_write: BoolArray
     ) -> Callable[[FloatArray], Terms]:
-        """Returns a function that computes the times of these shapes from the parameters.
+        """Returns a function from a parameter vector to the times of these shapes.
 
         cache_write: as in `times`.
         """

@@ -1,7 +1,8 @@
-"""Computes reverse-mode gradients of numpy expressions, with which GEMM cost models are fitted.
+"""Computes reverse-mode gradients of numpy expressions, for fitting GEMM cost models.
 
-Operations on plain arrays return plain arrays. Operations on a `Variable` also record the backward
-function (numpy dispatches them, NEP 13), so one expression serves prediction and fitting.
+Operations on plain arrays return plain arrays. Operations on a `Variable`, which numpy dispatches
+to this module (NEP 13), also record their backward function. The same expression therefore serves
+for prediction and for fitting.
 
 >>> x = Variable(np.array([2.0, 3.0]))
 >>> y = np.exp(x * 2.0) + x
@@ -19,8 +20,8 @@ import numpy.typing as npt
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 FloatArray = npt.NDArray[np.float64]
-#: Lower exponents are raised to this value. e^-50 is about 2e-22, which is negligible, and lower
-#: exponents would give denormal numbers, which are slow.
+#: Exponents below this value are raised to it. e^-50 is about 2e-22, which is negligible. Lower
+#: exponents could give denormal numbers, which are slow.
 NEGLIGIBLE = -50.0
 
 Back = Callable[[FloatArray], FloatArray]
@@ -29,11 +30,11 @@ Back = Callable[[FloatArray], FloatArray]
 class Variable(NDArrayOperatorsMixin):
     """Array that records the operands it was computed from.
 
-    It supports the numpy functions in `_GRADIENTS` and the operators that use them.
+    The numpy functions in `_GRADIENTS` and the operators that use them are supported.
 
     value: the plain array.
-    parents: pairs of an operand and the function that maps the gradient of this array to the
-        gradient of the operand.
+    parents: pairs of an operand and its backward function, which maps this array's gradient to the
+        operand's gradient.
     """
 
     __slots__ = ("gradient", "parents", "value")
@@ -55,7 +56,7 @@ class Variable(NDArrayOperatorsMixin):
         return Variable(output, tuple(parents))
 
     def __getitem__(self, index: slice | npt.NDArray[np.intp]) -> Variable:
-        """Returns the entries at `index` of a one-dimensional variable. Indices may repeat."""
+        """Returns a one-dimensional variable's entries at `index`. Indices may repeat."""
 
         def back(g: FloatArray) -> FloatArray:
             whole = np.zeros(len(self.value))
@@ -65,8 +66,8 @@ class Variable(NDArrayOperatorsMixin):
         return Variable(self.value[index], ((self, back),))
 
 
-#: Maps a numpy function to the gradient functions of its operands. Each takes the output's gradient
-#: g, the output and the operands, and returns the operand's gradient.
+#: Maps a numpy function to one gradient function per operand. A gradient function takes the
+#: output's gradient g, the output and all operands, and returns its operand's gradient.
 _GRADIENTS: dict[np.ufunc, tuple[Callable[..., FloatArray], ...]] = {
     np.add: (lambda g, out, a, b: g, lambda g, out, a, b: g),
     np.subtract: (lambda g, out, a, b: g, lambda g, out, a, b: -g),
@@ -81,11 +82,12 @@ _GRADIENTS: dict[np.ufunc, tuple[Callable[..., FloatArray], ...]] = {
 
 
 def _backward(slope: Callable[..., FloatArray], output: FloatArray, values: list[Any]) -> Back:
+    """Returns a gradient function of `_GRADIENTS` as a function of the output's gradient only."""
     return lambda g: slope(g, output, *values)
 
 
 def value_of(operand: Any) -> Any:
-    """Returns the plain array or number that an operand holds."""
+    """Returns the plain array of a Variable; other operands are returned unchanged."""
     return operand.value if isinstance(operand, Variable) else operand
 
 
@@ -109,7 +111,7 @@ def soft_plus(x: Any) -> Any:
 def soft_minimum(x: Any, width: Any) -> Any:
     """Computes -width · log(sum(exp(-x / width))) over the first axis of x, (kernels, rows).
 
-    The result is a smooth minimum, at most width · log(kernels) below the true one.
+    The result is a smooth minimum, at most width · log(kernels) below the true minimum.
 
     x, width: either both Variables, or both plain arrays or numbers.
     """
@@ -138,7 +140,7 @@ def _reduced(gradient: FloatArray, shape: tuple[int, ...]) -> FloatArray:
 def gradient(output: Variable, source: Variable, seed: FloatArray) -> FloatArray:
     """Computes the gradient of sum(seed · output) with respect to `source`.
 
-    seed: weights of the output's entries, in the shape of `output`.
+    seed: weight of each entry of `output`, in the shape of `output`.
 
     The result is zero if `output` does not depend on `source`.
     """

@@ -1,7 +1,8 @@
-"""Defines the answer of every latency model, a time with a 90 % interval, and calibrates intervals.
+"""Defines the estimates that latency models return, and calibrates their 90 % intervals.
 
-Times are in µs. Half-widths of intervals are in log time, so an interval is a factor either way.
-The module also holds what the models share: the checks of measured times and of stored models.
+Times are in µs. Half-widths of intervals are in log time, so an interval spans a factor in each
+direction. The module also contains checks that all models share: of measured times, and of the
+format of stored models.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ class Estimate:
     waves: number of waves of the GEMM's blocks; None if it cannot be determined
         (`quantization.credible_waves`).
     unmeasured: why no measurement on this GPU supports the time; "" if a measurement does.
-    format: dtype, layout or mask, direction and provider that a profile answered for; "" if a
-        model made the estimate.
+    format: dtype, layout or mask, direction and provider of the profile's times; "" if a model made
+        the estimate.
     """
 
     latency_us: float
@@ -65,14 +66,14 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Estimates:
-    """Estimates of many workloads as columns, (n,) or in the shape of the sizes given.
+    """Estimates of many workloads as columns, (n,) or in the shape of the given sizes.
 
     `profile.answers.ProfileEstimates` is the counterpart for profiles.
 
     waves: modelled number of waves of blocks.
     note: caveats that apply to all estimates.
     tiles: (…, 3), block_m, block_n and split_k of the selected kernels; None except for GEMMs.
-    beyond: relative excess of the prediction over the cost model's time; None except for GEMMs.
+    beyond: predicted time over the cost model's time, minus 1; None except for GEMMs.
     """
 
     latency_us: FloatArray
@@ -115,8 +116,8 @@ class Estimates:
 class Parameter:
     """Parameter of a cost model.
 
-    mean, sd: mean and standard deviation of the prior that is set by hand. Fitted GPUs replace it
-        by priors of their own.
+    mean, sd: mean and standard deviation of the hand-set prior. A prior learned from measured GPUs
+        replaces the hand-set prior where there is one.
     meaning: definition and scale (logarithm, logit or plain number).
     """
 
@@ -130,8 +131,8 @@ class Parameter:
 class IntervalCalibration:
     """Calibration of a 90 % interval: half-width in log time = factor · √(variance + floor²).
 
-    factor: multiplier of the deviation.
-    floor: median absolute error of held-out rows in log time.
+    factor: multiplier of the deviation √(variance + floor²).
+    floor: smallest deviation in log time: the median absolute error of held-out rows.
     """
 
     factor: float
@@ -152,9 +153,9 @@ class IntervalCalibration:
 
         error: (n,), absolute error in log time.
         variance: (n,), predicted variance of log time.
-        tails: pairs (share, ratio). The quantile of the scaled errors at this share of the rows,
-            multiplied by the ratio, estimates their 0.9 quantile. The interval's factor is the
-            geometric mean of these estimates.
+        tails: pairs (share, ratio). For each pair, the `share` quantile of the scaled errors times
+            the ratio estimates the 0.9 quantile. The factor is the geometric mean of the estimates.
+            By default, it is the 0.9 quantile itself.
         """
         floor = float(np.median(error)) + 1e-3
         scaled = error / np.sqrt(variance + floor**2)
@@ -162,7 +163,7 @@ class IntervalCalibration:
         return cls(float(np.prod(factors) ** (1.0 / len(factors))), floor)
 
     def half_width(self, variance: FloatArray) -> FloatArray:
-        """Returns the interval half-width in log time for each predicted variance; both (n,)."""
+        """Returns the interval's half-width in log time for each predicted variance, (n,)."""
         half: FloatArray = self.factor * np.sqrt(variance + self.floor**2)
         return half
 
@@ -202,9 +203,11 @@ def require_format(
 def bounded(
     latency_us: FloatArray, half_below: FloatArray, half_above: FloatArray, fastest_us: FloatArray
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Returns the latency and the interval's low and high end in µs, none below `fastest_us`.
+    """Returns the latency and the low and high end of its interval in µs, (n,) each.
 
-    half_below, half_above: half-widths of the interval in log time. All arrays are (n,).
+    No result is below `fastest_us`.
+
+    half_below, half_above: (n,), half-widths of the interval in log time.
     """
     latency_us = np.maximum(latency_us, fastest_us)
     low_us = np.maximum(latency_us * np.exp(-half_below), fastest_us)
@@ -214,6 +217,9 @@ def bounded(
 def name_bound(
     launch_us: FloatArray, compute_us: FloatArray, memory_us: FloatArray
 ) -> npt.NDArray[np.str_]:
-    """Names the largest part of each row's time: latency (the launch), compute or memory; (n,)."""
+    """Returns which of the three times is largest in each row, (n,): one of BOUNDS.
+
+    The name for the launch time is "latency".
+    """
     parts = np.stack([compute_us, memory_us, launch_us])
     return np.asarray(np.array(BOUNDS)[np.argmax(parts, axis=0)], dtype=np.str_)

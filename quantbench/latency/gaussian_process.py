@@ -1,8 +1,9 @@
 """Fits Gaussian processes with scikit-learn and evaluates them with numpy and scipy.
 
-The kernel is a Matérn 3/2 with one length scale per feature, plus noise. The hyperparameters are
-fitted on a subset of the rows, because the cost grows with the cube of the number of rows; the
-posterior then uses all rows.
+Attention models correct their cost model with a `GaussianProcess`. The covariance function is a
+Matérn 3/2 with one length scale per feature, plus noise. The hyperparameters are fitted on a subset
+of the rows, because the cost grows with the cube of the number of rows; the posterior then uses all
+rows.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from quantbench.latency.autodiff import FloatArray
 from quantbench.latency.forest import chunks
 
 _SQRT3 = 3**0.5
-# Digits kept in JSON: a rounding of 1e-6 in standardised features is far below any length scale.
+# Decimals kept in JSON. A rounding of standardised features to 1e-6 is far below any length scale.
 _DIGITS = 6
 # Rows per batch. The number keeps the kernel matrix below some 40 MB.
 _BATCH = 8192
@@ -32,8 +33,9 @@ class GaussianProcess:
     features: (rows, features), standardised features of the fitted rows.
     targets: (rows,), fitted values minus `centre`.
     shift, spread: (features,), mean and standard deviation of the raw features.
-    length_scales: (features,), in standardised features.
-    amplitude, noise: variance of the function and of the noise.
+    length_scales: (features,), length scale of each standardised feature.
+    amplitude: prior variance of the function.
+    noise: variance of the noise.
     centre: mean of the fitted values, which the process predicts far from all rows.
     """
 
@@ -50,7 +52,7 @@ class GaussianProcess:
     def fit(
         cls, features: FloatArray, targets: FloatArray, *, seed: int = 0, subset: int = 300
     ) -> GaussianProcess:
-        """Fits `targets` (rows,) as a function of `features` (rows, features).
+        """Fits `targets` (rows,) as a function of `features` (rows, features), not standardised.
 
         subset: largest number of rows that the hyperparameters are fitted on.
 
@@ -79,7 +81,8 @@ class GaussianProcess:
         rows = np.random.default_rng(seed).permutation(len(scaled))[:subset]
         search = GaussianProcessRegressor(level * smooth + noise, random_state=seed)
         with warnings.catch_warnings():
-            # A length scale at its bound causes a warning. Such a feature merely has no effect.
+            # A length scale at its upper bound causes a warning. It only means that the feature has
+            # no effect.
             warnings.simplefilter("ignore", ConvergenceWarning)
             search.fit(scaled[rows], targets[rows] - centre)
         found = search.kernel_
@@ -99,7 +102,7 @@ class GaussianProcess:
         return replace(self, features=self.features[rows], targets=self.targets[rows])
 
     def predict(self, features: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Predicts the mean and the standard deviation without noise, (n,) each.
+        """Predicts the function's mean and standard deviation, without noise, (n,) each.
 
         features: (n, features), not standardised.
         """
@@ -116,13 +119,15 @@ class GaussianProcess:
 
     @cached_property
     def _cholesky(self) -> FloatArray:
+        """Cholesky factor of the covariances of the noisy targets, (rows, rows)."""
         kernel = self._kernel(self.features, self.features)
-        # The jitter is scikit-learn's own (alpha = 1e-10), scaled to the kernel.
+        # The jitter for numerical stability is scikit-learn's (alpha = 1e-10), times the amplitude.
         kernel[np.diag_indices_from(kernel)] += self.noise + 1e-10 * self.amplitude
         return np.asarray(np.linalg.cholesky(kernel), dtype=np.float64)
 
     @cached_property
     def _weights(self) -> FloatArray:
+        """Weights of the rows' covariances in a predicted mean, (rows,)."""
         from scipy.linalg import cho_solve
 
         return np.asarray(cho_solve((self._cholesky, True), self.targets))

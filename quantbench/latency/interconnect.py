@@ -1,7 +1,7 @@
 """Describes GPU clusters: times of all-reduces inside a node, and network bandwidth between nodes.
 
-clusters.toml holds the known systems and the stated rates of links, and links.json holds public
-tables of NCCL times.
+`cluster` and `reference_cluster` return a `Cluster`. The known systems and the specified rates of
+links are in clusters.toml; public tables of NCCL times are in links.json.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _WHO = "cluster"
 #: latency of a message between GPUs of two nodes (NCCL over InfiniBand, nccl-tests' small sizes)
 NODE_LATENCY_S = 20e-6
 _BITS_PER_BYTE = 8
-#: Fraction of a link's stated rate that large messages inside a node are assumed to reach if no
-#: public table measures them. In A100's NCCL table, they reach 222 of 300 GB/s.
+#: Fraction of a link's specified rate that large messages inside a node are assumed to reach if no
+#: public table has their times. In A100's NCCL table, such messages reach 222 of 300 GB/s.
 _UNMEASURED_SHARE = 0.75
-#: name of the system that is assumed for a GPU for which no system is known
+#: name of the system to assume for a GPU without a known system
 GENERIC = "generic"
-# Latency that is assumed for an all-reduce inside a node if no public table measures it.
+# Latency to assume for an all-reduce inside a node if no public table has its time.
 _UNMEASURED_LATENCY_US = 25.0
 
 
@@ -41,8 +41,8 @@ class Link:
     bus_bytes: bytes that each GPU sends, ascending.
     latency_us: time of each point in µs.
 
-    Times between points are interpolated in log space. Above the last point the bandwidth stays
-    constant, and below the first point the time stays constant.
+    Times between points are interpolated on logarithmic axes. Above the last point, the bandwidth
+    is constant. Below the first point, the time is constant.
     """
 
     bus_bytes: tuple[float, ...]
@@ -112,8 +112,8 @@ class Cluster:
     def intra_node(self, num_gpus: int) -> Link:
         """Returns the link between this many GPUs of a node.
 
-        If `links` lacks the number, the link of the next larger number is taken, or else that of
-        the largest number.
+        If `links` lacks this number of GPUs, the result is the link for the next larger number, or
+        else for the largest number.
         """
         sizes = sorted(self.links)
         return self.links[next((size for size in sizes if size >= num_gpus), sizes[-1])]
@@ -125,9 +125,9 @@ class Cluster:
         node_gb_per_s: float | None = None,
         link_gb_per_s: float | None = None,
     ) -> Cluster:
-        """Returns the cluster with changed values; a value of None stays as it is.
+        """Returns the cluster with changed values. None leaves a value unchanged.
 
-        node_gb_per_s: bandwidth of a node's adapters in GB/s. By default, this bandwidth scales
+        node_gb_per_s: bandwidth of a node's adapters in GB/s. If it is None, the bandwidth scales
             with gpus_per_node.
         link_gb_per_s: bus bandwidth of large all-reduces inside a node in GB/s.
         """
@@ -149,9 +149,9 @@ class Cluster:
 def cluster(name: str, device: DeviceSpec | None = None) -> Cluster:
     """Returns a known cluster by name.
 
-    device: the cluster's GPU. The default is the first GPU that the system has.
+    device: the cluster's GPU. The default is the first GPU listed for the system.
 
-    Raises InputError for an unknown name, and for a generic system without a device.
+    Raises InputError for an unknown name, and for the generic system without a device.
 
     >>> cluster("jean-zay-a100").node_gb_per_s
     50.0
@@ -182,7 +182,7 @@ def same_site(name: str) -> tuple[str, ...]:
 def reference_cluster(device: DeviceSpec) -> Cluster:
     """Returns the cluster to assume for a GPU.
 
-    The cluster is the reference system of the GPU's vendor if there is one, or else a generic
+    The result is the vendor's reference system for this GPU if there is one, or else a generic
     server.
     """
     for name, values in _data()["cluster"].items():
@@ -206,7 +206,7 @@ def _text(name: str) -> str:
 
 
 def _links(device: DeviceSpec) -> tuple[dict[int, Link], str]:
-    """Returns the links inside a node by number of GPUs, and the source of their times."""
+    """Returns the links inside a node, by number of GPUs, and the source of their times."""
     data = _measured_links()
     measured = data["devices"].get(device.name)
     if measured is not None:
@@ -217,14 +217,15 @@ def _links(device: DeviceSpec) -> tuple[dict[int, Link], str]:
             bus = [float(Collective("all_reduce", size, gpus).bus_bytes) for size in sizes]
             links[gpus] = Link(tuple(bus), tuple(points["latency_us"]))
         return links, f"{data['provenance']['package']}, {measured['file']}"
-    # The only entry, of one GPU, applies to any number of GPUs (`Cluster.intra_node`).
+    # With a single entry, for one GPU, the link applies to any number of GPUs
+    # (`Cluster.intra_node`).
     rate, stated_by = stated_link(device)
     link = Link.of_rate(rate * _UNMEASURED_SHARE, _UNMEASURED_LATENCY_US)
     return {1: link}, f"{stated_by}; {percent(_UNMEASURED_SHARE)} of it assumed"
 
 
 def stated_link(device: DeviceSpec) -> tuple[float, str]:
-    """Returns the stated rate between the GPUs of a node, and its source.
+    """Returns the specified rate between the GPUs of a node, and the rate's source.
 
     The rate is for one direction, in 1e9 bytes per second.
     """
@@ -235,13 +236,19 @@ def stated_link(device: DeviceSpec) -> tuple[float, str]:
 
 
 def host_link(device: DeviceSpec) -> tuple[float, str]:
-    """Returns the PCIe rate between a GPU and its host in one direction in GB/s, and its source."""
+    """Returns the PCIe rate between a GPU and its host, and the rate's source.
+
+    The rate is for one direction, in 1e9 bytes per second.
+    """
     # Compute capability 7 and older has PCIe 3, 8 has PCIe 4, and 9 and newer has PCIe 5.
     major = (device.compute_capability or (0, 0))[0]
     return _stated(f"pcie-gen{min(max(major - 4, 3), 5)}")
 
 
 def _stated(name: str) -> tuple[float, str]:
-    """Returns the rate in GB/s that clusters.toml states for a kind of link, and its source."""
+    """Returns a link's rate in GB/s and the rate's source from clusters.toml.
+
+    name: key of the link in the table intra_node_gb_per_s.
+    """
     found = _data()["intra_node_gb_per_s"][name]
     return float(found["value"]), str(found["source"])

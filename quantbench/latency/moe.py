@@ -1,7 +1,8 @@
-"""Predicts the time of an MoE layer's experts on the busiest GPU from a few measured layers.
+"""Predicts how long an MoE layer's experts take on the layer's busiest GPU.
 
-A model multiplies the roofline by a correction, which it learns from measured layers and from
-models of other GPUs. The module also reads and writes files of such models.
+A `MoEModel` multiplies the roofline time by a correction, which it learns from a few measured
+layers and from models of other GPUs, its references. The module also reads and writes files of such
+models.
 
 >>> layer = MoE(tokens=512, hidden=4096, expert_ffn=14336, num_experts=8, top_k=2)
 >>> found = MoEModel.best("h100-sxm5-80gb", library="vllm").predict([layer])
@@ -48,12 +49,11 @@ from quantbench.latency.model_file import (
 from quantbench.latency.moe_features import NUM_FEATURES, Layers
 from quantbench.workload import MoE
 
-# A model multiplies the spec sheet's roofline by a correction. Trees predict the log of the
-# correction from the layer's terms (`moe_features`) and from the corrections of the references,
-# which are models of other GPUs. There are two learners. One fits its trees to the residual of a
-# linear combination of the references' corrections, which extrapolates well where GPUs resemble
-# each other. The other fits its trees to the residual of a constant and uses the references'
-# corrections only as inputs of the trees, which is safer where GPUs differ.
+# Trees predict the log of the correction to the spec sheet's roofline. Their inputs are the layer's
+# features (`moe_features`) and the corrections by the references. There are two learners. The first
+# fits its trees to the residual of a linear combination of the references' corrections; it
+# extrapolates well if GPUs resemble each other. The second fits its trees to the residual of a
+# constant, so the references' corrections are only inputs of the trees; it is safer if GPUs differ.
 _WHO = "MoEModel"
 MODEL_FORMAT = "quantbench-moe-model"
 #: Version 1 is the initial version.
@@ -65,18 +65,18 @@ FEWEST_ROWS = 20
 # Largest number of references of a model.
 _MOST_REFERENCES = 5
 _ALONE = "without models of other GPUs"
-# Largest number of rows on which references are chosen.
+# Largest number of rows that are used to choose the references.
 _CHOICE_ROWS = 1000
-_FOLDS = 3  # of the cross-validation that calibrates the interval
+_FOLDS = 3  # folds of the cross-validation that calibrates the interval
 _LEAST_LEAF = 3  # smallest number of rows in a leaf
 _RATE = 0.08  # learning rate of the boosted trees
-# The half-width of a prior's interval (log time) is the largest error (90 % quantile) that the
-# priors of its references made on their own tables (`provenance["transfer"]`). Without a reference
-# of the GPU's architecture, the half-width is at least this number, which is the error of the
-# priors of L40S and A100.
+# Smallest half-width (log time) of a prior's interval if no reference is of the GPU's architecture
+# family. It is the error that priors made on L40S and A100. Otherwise the half-width is the largest
+# `provenance["transfer"]` of the references: the 90 % quantile of the error that a prior makes on
+# the reference's own table.
 _BLIND = float(np.log(4.0))
-# Ridge penalty on the slopes of the references. The penalty weighs like this many rows with a
-# correction of 1 and a residual of 0. Without the penalty, a few rows would swing the slopes.
+# Ridge penalty on the slopes of the references. The penalty weighs as much as this many rows with a
+# correction of 1 and a residual of 0. Without it, a few rows could change the slopes a lot.
 _RIDGE = 3.0
 
 
@@ -84,8 +84,9 @@ _RIDGE = 3.0
 class Growth:
     """Settings of each learner's trees.
 
-    randomised: number of randomised trees.
-    boosted, depth: number and depth of boosted trees.
+    randomised: number of randomised trees; 0 for no randomised forest.
+    boosted: number of boosted trees; 0 for no boosted forest.
+    depth: depth of the boosted trees.
     """
 
     randomised: int = 24
@@ -95,10 +96,10 @@ class Growth:
 
 @dataclass(frozen=True)
 class Learner:
-    """Linear combination of the references' corrections, and forests for its residual.
+    """Linear combination of the references' corrections, and forests that predict its residual.
 
     slopes: (1 + references,), intercept, and the factor on each reference's correction.
-    forests: each predicts the whole residual; the model averages over them.
+    forests: forests that each predict the whole residual; the model averages over them.
     """
 
     slopes: FloatArray
@@ -114,10 +115,11 @@ class Learner:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Rows that learners are fitted to.
+    """Measured layers that learners are fitted to.
 
     x: (layers, features), inputs of the trees, with the references' corrections last.
-    corrections: (layers, references), log of the references' time over the roofline.
+    corrections: (layers, references), log of each reference's predicted time over the roofline of
+        the reference's GPU.
     residual: (layers,), log of the measured time over the roofline.
     """
 
@@ -135,8 +137,9 @@ class _Rows:
 def _learners(rows: _Rows, growth: Growth, seed: int) -> tuple[Learner, ...]:
     """Returns the fitted learners of a model.
 
-    The first has the linear combination of the references' corrections that fits the residual best.
-    The second has the median residual instead, and is the only one if there are no references.
+    The first learner starts from the linear combination of the references' corrections that fits
+    the residual best. The second starts from the median residual; it is the only learner if there
+    are no references.
     """
     count = rows.corrections.shape[1]
     plain = np.append(np.median(rows.residual), np.zeros(count))
@@ -149,7 +152,7 @@ def _learners(rows: _Rows, growth: Growth, seed: int) -> tuple[Learner, ...]:
 def _grown(rows: _Rows, slopes: FloatArray, growth: Growth, seed: int) -> Learner:
     """Returns a learner with these slopes, and a randomised and a boosted forest for the residual.
 
-    A forest without trees in `growth` is left out.
+    `growth` can leave out either forest.
     """
     bare = Learner(slopes, ())
     rest = rows.residual - bare.base(rows.corrections)
@@ -186,10 +189,11 @@ class MoEModel:
 
     The model is either fitted or a prior.
 
-    references: models of other GPUs whose corrections are inputs.
-    learners: empty for a prior, whose correction is the mean of the corrections of its references.
-    interval: calibration in log time. For a prior, the variance is that of the references'
-        corrections.
+    references: models of other GPUs, whose corrections are inputs of this model.
+    learners: fitted learners of the correction; empty for a prior, whose correction is the mean of
+        the references' corrections.
+    interval: calibration in log time. The variance is taken over forests, or over the references'
+        corrections for a prior.
     rows: number of measured layers; 0 for a prior.
     """
 
@@ -266,8 +270,8 @@ class MoEModel:
     ) -> MoEModel:
         """Returns the unfitted model of a device, dtype and library.
 
-        The model is the roofline with the mean correction of at most five models of other GPUs.
-        Models of the same library are taken first, and among these, models of the same GPU family.
+        The model is the roofline with the mean correction of up to _MOST_REFERENCES models of other
+        GPUs. Models of the same library come first, and among them, models of the same GPU family.
 
         prior: as in `fit`.
         """
@@ -295,11 +299,11 @@ class MoEModel:
     def best(cls, device: DeviceSpec | str, *, dtype: str = "bf16", library: str = "") -> MoEModel:
         """Returns the model shipped for a GPU, dtype and library, or its prior if none is shipped.
 
-        library: library whose kernels will run. With "", the first of these rules that tells two
-            shipped models apart chooses between them:
-            a library outside `MASKED_EXPERTS` before one of `MASKED_EXPERTS`;
-            the default library of GEMMs (`libraries.default_library`) before another;
-            the model with more rows before one with fewer.
+        library: library whose kernels will run. With "", shipped models are ranked by three rules,
+            a later rule only deciding ties of the earlier ones:
+            a library outside `MASKED_EXPERTS` comes first;
+            the default library of GEMMs (`libraries.default_library`) comes first;
+            the model with the most rows comes first.
             If none is shipped, the prior is for trtllm.
         """
         spec = _gpu(device)
@@ -327,10 +331,10 @@ class MoEModel:
         return f"{self.library} on {self.device.name}"
 
     def predict(self, works: Sequence[MoE]) -> Estimates:
-        """Predicts the times of layers of the model's dtype on their busiest GPU.
+        """Predicts the times of layers of the model's dtype on each layer's busiest GPU.
 
-        No time is below the time that the FLOPs of this GPU take at its peak. Raises InputError for
-        another dtype.
+        No prediction is below the time of that GPU's FLOPs at peak. Raises InputError for another
+        dtype.
         """
         if not works:
             none = np.zeros(0)
@@ -363,8 +367,8 @@ class MoEModel:
 
 
 def save_models(path: Path, models: Sequence[MoEModel]) -> None:
-    """Writes models and all their references to one file. Raises StoreError if it cannot."""
-    # Models are told apart by identity, because comparing two models would compare arrays.
+    """Writes models and all their references to one file. Raises StoreError if the write fails."""
+    # Models are identified by `id`, because comparing two models would compare arrays.
     places: dict[int, int] = {}
     order: list[MoEModel] = []
     for model in models:
@@ -387,7 +391,7 @@ def save_models(path: Path, models: Sequence[MoEModel]) -> None:
 def _to_json(model: MoEModel, places: Mapping[int, int]) -> dict[str, Any]:
     """Returns the header of a model.
 
-    places: index in the file of each model, by the model's `id`.
+    places: maps the `id` of each model to the model's index in the file.
     """
     return {
         "device": device_to_json(model.device),
@@ -405,7 +409,7 @@ def _to_json(model: MoEModel, places: Mapping[int, int]) -> dict[str, Any]:
 def load_models(path: Path) -> list[MoEModel]:
     """Reads a file that `save_models` wrote.
 
-    Raises InputError for another format, and StoreError for a damaged file.
+    Raises StoreError for a damaged file and for another format.
     """
     try:
         data, arrays = unpack(_WHO, read_bytes(path), MODEL_FORMAT, MODEL_VERSION)
@@ -422,7 +426,7 @@ def _from_json(data: Any, arrays: Arrays, before: Sequence[MoEModel]) -> MoEMode
     """Returns a model from its header.
 
     arrays: arrays of this model.
-    before: models that come before this one in the file, among which its references are.
+    before: all earlier models in the file, which include this model's references.
     """
     references = tuple(before[i] for i in data["references"])
     inputs = NUM_FEATURES + len(references)
@@ -446,9 +450,9 @@ def _from_json(data: Any, arrays: Arrays, before: Sequence[MoEModel]) -> MoEMode
 
 @cache
 def shipped_models(dtype: str) -> tuple[MoEModel, ...]:
-    """Returns the models of a dtype in the package.
+    """Returns the models for a dtype that are part of the package.
 
-    Each one was fitted to its own table, without references.
+    Each model was fitted to one table, without references.
     """
     file = _MODELS / f"{dtype}.moe"
     return tuple(load_models(file)) if file.is_file() else ()
@@ -464,7 +468,7 @@ def _inputs(layers: Layers, device: DeviceSpec, corrections: FloatArray) -> Floa
 
 
 def _predicted(learners: Sequence[Learner], x: Float32Array, corrections: FloatArray) -> FloatArray:
-    """Returns the log of the predicted time over the roofline by forest, (forests, layers)."""
+    """Returns each forest's log of the predicted time over the roofline, (forests, layers)."""
     found = []
     for learner in learners:
         base = learner.base(corrections)
@@ -478,7 +482,7 @@ def _calibrate(
     """Calibrates the interval by cross-validation over model shapes.
 
     Each fold of model shapes is predicted by a fit to the other folds. If there are fewer model
-    shapes than folds, the folds are made of single layers.
+    shapes than folds, single layers are assigned to folds instead.
 
     sites: (layers,), index of each layer's model shape.
     """
@@ -516,10 +520,10 @@ def _sites(layers: Layers) -> npt.NDArray[np.intp]:
 def _most_telling(
     others: Sequence[MoEModel], works: Sequence[MoE], residual: FloatArray, seed: int
 ) -> tuple[MoEModel, ...]:
-    """Returns up to _MOST_REFERENCES models that together explain most of the residual.
+    """Returns up to _MOST_REFERENCES models whose corrections best explain the residual.
 
-    Models are chosen one by one. Each time, the model is chosen whose correction correlates best
-    with what a linear combination of the models chosen so far leaves of the residual.
+    Models are chosen one by one. A linear combination of the models chosen so far is fitted to the
+    residual. The next model is the one whose correction correlates best with the remaining error.
 
     residual: (layers,), log of the measured time over the roofline.
     """
@@ -539,7 +543,7 @@ def _most_telling(
 
 
 def _others(device: DeviceSpec, dtype: str, prior: str | Sequence[MoEModel]) -> list[MoEModel]:
-    """Returns the models that may be references; `prior` is as in `MoEModel.fit`."""
+    """Returns the models that `prior`, as in `MoEModel.fit`, allows as references."""
     if not isinstance(prior, str):
         return list(prior)
     require_choice(_WHO, "prior", prior, PRIORS)

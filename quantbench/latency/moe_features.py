@@ -1,7 +1,8 @@
-"""Computes the terms that explain the time of an MoE layer from the load of its busiest GPU.
+"""Computes the features and the roofline of MoE layers from the load of each layer's busiest GPU.
 
-The terms are bytes over the memory bandwidth, FLOPs of rows padded to tiles over the peak, and
-tiles over the SMs, in waves.
+The main features are the time of the bytes at the memory bandwidth, the time of the FLOPs at peak
+with rows padded to tiles, and the waves of tiles. `moe.MoEModel` learns from the features how the
+time differs from the roofline.
 """
 
 from __future__ import annotations
@@ -19,20 +20,21 @@ from quantbench.latency.forest import Float32Array, chunks
 from quantbench.workload import MoE
 from quantbench.workload.dtypes import DTYPES
 
-#: Numbers of rows per tile to which an expert's rows are padded.
+#: Heights of tiles, in rows, to which an expert's rows are padded.
 TILES = (16, 64, 128)
-_TILE_COLUMNS = 128  # columns per tile
-#: Number of columns of `Layers.features`. Five columns for each tile: the time of the padded rows,
-#: and the waves of two GEMMs and how full they are.
+_TILE_COLUMNS = 128  # width of a tile, in columns
+#: Number of columns of `Layers.features`. Each tile height has five: the time of the padded rows,
+#: and for each of an expert's two GEMMs the waves and how full they are.
 NUM_FEATURES = 21 + 5 * len(TILES)
-#: Loads are averaged over this many draws of a power law, because a measured time is known for a
-#: distribution and not for one draw of it.
+#: Number of draws of a power law over which loads are averaged. Measured times are published for a
+#: distribution, not for one draw.
 LOAD_DRAWS = 4
 _DRAW_SEED = 0
 # Number of elements per array of drawn loads, which keeps the arrays in the cache.
 _ELEMENTS = 2**18
-# Fractions of the peaks of arithmetic and of memory bandwidth that good kernels reach, and the time
-# of a layer's launches in µs. They set the roofline, and the trees correct errors of all three.
+# Constants of the roofline; the trees correct errors of all three. The first two are the fractions
+# of peak arithmetic and of memory bandwidth that good kernels reach. The third is the time of a
+# layer's kernel launches in µs.
 _COMPUTE_SHARE = 0.6
 _MEMORY_SHARE = 0.75
 _LAUNCH_US = 8.0
@@ -49,11 +51,11 @@ MOST_TOKENS = 16384
 class ExpertLoads:
     """Loads of the busiest rank, the GPU whose experts together have the most rows; (layers,) each.
 
-    For a power law, the loads are means over draws.
+    A row is one token routed to one expert. For a power law, the loads are means over draws.
 
-    rows: rows of all experts of the rank together.
-    active: number of experts of the rank that have rows.
-    fullest, median: rows of the rank's fullest and of its median expert.
+    rows: number of rows of all the rank's experts together.
+    active: number of the rank's experts that have rows.
+    fullest, median: number of rows of the rank's fullest and of its median expert.
     tiles: (len(TILES), layers), number of tiles along the rows, summed over the rank's experts.
     """
 
@@ -65,7 +67,7 @@ class ExpertLoads:
 
     @classmethod
     def of(cls, works: Sequence[MoE]) -> ExpertLoads:
-        """Returns the loads of each layer. Layers with the same routing are computed once."""
+        """Returns the loads of each layer. Each distinct routing is computed once."""
         keys = [(w.num_experts, w.ep, w.distribution, w.tokens, w.top_k) for w in works]
         place = {key: i for i, key in enumerate(sorted(set(keys), key=str))}
         groups = defaultdict(list)
@@ -84,8 +86,9 @@ class ExpertLoads:
 def _loads(
     experts: int, ep: int, distribution: str | tuple[int, ...], routed: FloatArray
 ) -> FloatArray:
-    """Returns the rows of each expert, (layers, draws, experts).
+    """Returns the number of rows of each expert, (layers, draws, experts).
 
+    distribution: as in `MoE`: "balanced", the numbers of rows themselves, or a power law.
     routed: (layers, 2), tokens and top_k of each layer.
     """
     total = routed.prod(axis=1)[:, None, None]
@@ -98,8 +101,9 @@ def _loads(
             work = MoE(tokens, 1, 1, experts, top_k, ep=ep, distribution=distribution)
             exact.append(work.tokens_per_expert)
         return np.array(exact, dtype=np.float64)[:, None, :]
-    # These lines repeat the draw of `MoE.tokens_per_expert`, with its constants, for many layers at
-    # once. Rows that rounding leaves over, or takes too many, are spread evenly over the ranks.
+    # From here on, the draw of `MoE.tokens_per_expert` is repeated, with the same constants, for
+    # many layers at once. Rounding may leave too few or too many rows. The difference is spread
+    # evenly over the ranks.
     tokens = routed[:, :1, None]
     low = np.where(total > experts, 1.0, 0.01)
     high = np.where(total > experts, 0.8 * tokens, 2.0)
@@ -118,11 +122,9 @@ def _loads(
 
 
 def _busiest(loads: FloatArray, ep: int) -> FloatArray:
-    """Returns rows, active, fullest, median and tiles of the rank with the most rows.
+    """Returns the fields of `ExpertLoads` in order, (4 + tiles, layers), as means over draws.
 
-    The result is (4 + tiles, layers), with the names of `ExpertLoads`.
-
-    loads: (layers, draws, experts), rows of each expert.
+    loads: (layers, draws, experts), number of rows of each expert.
     """
     ranks = loads.reshape(*loads.shape[:2], ep, -1)
     which = ranks.sum(axis=3).argmax(axis=2)[:, :, None, None]
@@ -134,10 +136,10 @@ def _busiest(loads: FloatArray, ep: int) -> FloatArray:
 
 
 def fewer_gpus(tokens: int, ep: int) -> int:
-    """Returns the smallest divisor of ep that brings a layer to at most MOST_TOKENS tokens.
+    """Returns the smallest divisor of ep that reduces a layer to at most MOST_TOKENS tokens.
 
-    A layer's tokens, experts and GPUs are divided by this number before the layer's time is
-    predicted, so that each GPU keeps its rows and experts. The result is ep if no divisor suffices.
+    Before a layer's time is predicted, its tokens, experts and GPUs are divided by this divisor, so
+    that the load per GPU stays the same. The result is ep if no smaller divisor suffices.
     """
     return next((f for f in range(1, ep) if ep % f == 0 and tokens <= f * MOST_TOKENS), ep)
 
@@ -146,10 +148,10 @@ def fewer_gpus(tokens: int, ep: int) -> int:
 class Layers:
     """Sizes of MoE layers of one dtype, (layers,) each, and the loads of their busiest ranks.
 
-    Layers with more tokens than were measured have the sizes of fewer GPUs (`fewer_gpus`).
+    Layers with more tokens than were measured are reduced to fewer GPUs (`fewer_gpus`).
 
-    ffn: width of one expert on one GPU.
-    width: columns of the result of an expert's first GEMM: ffn, or twice ffn with a gate.
+    ffn: one GPU's columns of expert_ffn, which tensor parallelism divides.
+    width: output columns of an expert's first GEMM: ffn, or twice ffn with a gate.
     """
 
     dtype: str
@@ -165,7 +167,10 @@ class Layers:
 
     @classmethod
     def of(cls, works: Sequence[MoE]) -> Layers:
-        """Returns the sizes of `works`, which are at least one layer, all of one dtype."""
+        """Returns the sizes of layers.
+
+        works: at least one layer, all of one dtype.
+        """
 
         def column(name: str) -> FloatArray:
             return np.array([getattr(work, name) for work in works], dtype=np.float64)
@@ -193,10 +198,10 @@ class Layers:
         return self.hidden * (self.width + self.ffn)
 
     def bytes_moved(self) -> tuple[FloatArray, FloatArray]:
-        """Returns the bytes of the weights that are read, and the bytes of rows read and written.
+        """Returns the bytes of weights read, and the bytes of rows read and written.
 
-        Only experts with rows read their weights. Rows are read and written by both GEMMs of an
-        expert. The sum over each token's experts counts 4 bytes per token and element of hidden.
+        Only experts with rows read their weights. Both GEMMs of an expert read and write rows.
+        Summing the results of each token's experts adds 4 bytes per token and element of hidden.
         """
         held = DTYPES[self.dtype]
         read = (self.hidden + self.ffn) * held.a_bytes
@@ -216,9 +221,9 @@ class Layers:
         return 2.0 * rows * self.weights_per_expert / (peak * 1e6)
 
     def limits(self, device: DeviceSpec) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Returns the times of launches, of the padded rows' FLOPs and of memory traffic in µs.
+        """Returns the launch, compute and memory times from the spec sheet in µs, (layers,) each.
 
-        The times, (layers,) each, follow from the spec sheet. Rows are padded to tiles of 64.
+        The compute time is that of rows padded to tiles of 64.
         """
         memory_us = np.add(*self.bytes_moved()) / (device.memory_gb_per_s * 1e3 * _MEMORY_SHARE)
         padded_us = self.compute_us(device, TILES[1] * self.loads.tiles[1]) / _COMPUTE_SHARE
@@ -227,23 +232,25 @@ class Layers:
     def roofline(self, device: DeviceSpec) -> FloatArray:
         """Returns the log of the roofline time in µs, (layers,).
 
-        The roofline is the launches plus the larger of memory time and padded compute time.
+        The roofline time is the launches plus the larger of memory time and padded compute time.
         """
         launch_us, padded_us, memory_us = self.limits(device)
         log_us: FloatArray = np.log(launch_us + np.maximum(memory_us, padded_us))
         return log_us
 
     def _waves(self, device: DeviceSpec, tiles: FloatArray) -> list[FloatArray]:
-        """Returns the waves of both GEMMs of an expert, not rounded, with one block per SM.
+        """Returns the waves of the experts' first and second GEMMs, not rounded, (layers,) each.
 
-        tiles: (layers,), tiles along the rows.
+        One block per SM is assumed.
+
+        tiles: (layers,), number of tiles along the rows.
         """
         first = tiles * np.ceil(self.width / _TILE_COLUMNS)
         second = tiles * np.ceil(self.hidden / _TILE_COLUMNS)
         return [first / device.sm_count, second / device.sm_count]
 
     def waves(self, device: DeviceSpec) -> FloatArray:
-        """Returns the whole waves of both GEMMs together, with the largest tile."""
+        """Returns the waves of both GEMMs, each rounded up, with the largest tile, (layers,)."""
         first, second = self._waves(device, self.loads.tiles[-1])
         return np.ceil(first) + np.ceil(second)
 
@@ -252,9 +259,9 @@ class Layers:
         return np.array(self.columns(device)).astype(np.float32).T
 
     def columns(self, device: DeviceSpec) -> list[Any]:
-        """Returns the columns of `features` before they are rounded, each (layers,).
+        """Returns the columns of `features` before they are rounded to float32, (layers,) each.
 
-        The columns hold arrays, or symbols for a layer of symbols (`explore.trace`).
+        The columns are arrays, or symbols for a layer of symbols (`explore.trace`).
         """
         loads = self.loads
         per_us = device.memory_gb_per_s * 1e3

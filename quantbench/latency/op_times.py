@@ -1,8 +1,8 @@
-"""Defines how op times of one GPU are asked for, caches them, and adds them up with their errors.
+"""Defines the interface of sources of op times, caches op times, and sums them with intervals.
 
-Errors of ops of one GPU are correlated, so the interval of a sum is wider than for independent
-errors. The module also estimates times from the spec sheet: of casts, and of any op to plan a
-sweep.
+Errors of ops on one GPU are correlated, so the interval of a sum (`total`) is wider than for
+independent errors. The module also estimates times from the spec sheet: of casts, and of any op
+when a sweep is planned.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -26,26 +26,25 @@ from quantbench.workload.ops import Cast
 
 #: Correlation of the errors of two ops: 0 for independent errors, 1 if all ops err by the same
 #: fraction of their interval. With 0.5, the interval of a sum of four GEMMs covers 89 to 99 % of
-#: such sums on the five public tables (on rows that the shipped models were not fitted to).
+#: such sums on each of the five public tables, for rows that the shipped models were not fitted to.
 CORRELATION = 0.5
-#: The same correlation for a device without measurements: one error affects all of its ops.
+#: The same correlation for a device without measurements, where one error affects all ops.
 UNMEASURED_CORRELATION = 1.0
 
-#: Fraction of the error variance that ops of one kind have in common on a GPU without measurements.
-#: It applies to ratios of times (`advice.cost.ratio_factor`). With 0.8, intervals of ratios cover
-#: at least 90 % on each of the five tables, if predicted from priors without GPUs of the same
-#: architecture.
+#: Fraction of the error variance that ops of one kind share on a GPU without measurements. It
+#: applies to ratios of times (`advice.cost.ratio_factor`). With 0.8, the intervals of ratios cover
+#: at least 90 % on each of the five public tables, if the times are predicted from priors without
+#: GPUs of the same architecture.
 UNMEASURED_COMMON = 0.8
 
 #: Rate of batched 16-bit GEMMs with rows not aligned to 16 bytes, as a fraction of the GPU's fp32
-#: peak. It was fitted to the training iterations of BigScience's tables with heads of 150
-#: (tests/data/bloom_tables.csv), together with the factors of the site where these ran.
+#: peak. The rate was fitted to training iterations in BigScience's tables with head_dim 150
+#: (tests/data/bloom_tables.csv), together with the fitted factors of their computing centre.
 UNALIGNED_SHARE = 0.5555
 #: Half-width, as a factor, of the interval of unaligned batched GEMMs. It is a guess, because the
-#: rate of these GEMMs was fitted to whole training iterations only.
+#: rate was fitted only to whole training iterations.
 UNALIGNED_SPREAD = 1.5
-# Factor by which the time of a cast may differ from that of its bytes at the assumed bandwidth. The
-# factor is a guess.
+# Half-width, as a factor, of the interval of a cast. It is a guess.
 _CAST_SPREAD = 1.3
 _CAST_NOTE = "casts: by their bytes and the memory's bandwidth"
 UNALIGNED_NOTE = "batched products of unaligned rows: at a rate fitted to whole iterations on A100s"
@@ -56,7 +55,7 @@ class OpTimes(Protocol):
 
     @property
     def device(self) -> DeviceSpec:
-        """GPU that the times are for."""
+        """GPU on which the ops run."""
 
     @property
     def note(self) -> str:
@@ -88,9 +87,9 @@ _VOLTA = Tile(256, 128)
 # jumps at every multiple of 64 in n.
 _CPU = Tile(1, 64)
 
-#: Fractions of the spec's peaks, of arithmetic and of bandwidth, that a large GEMM is taken to
-#: reach. Good libraries reach 0.7 to 0.85 on a GPU. The peaks in a CPU's spec are bounds for any
-#: core; a usual core reaches only 0.1 TFLOP/s in fp32 and 30 GB/s.
+#: Fractions of the spec's peak arithmetic and peak bandwidth that a large GEMM is assumed to reach.
+#: Good libraries reach 0.7 to 0.85 on a GPU. A CPU's spec has upper limits for any core; a usual
+#: core reaches only 0.1 TFLOP/s in fp32 and 30 GB/s.
 COMPUTE_EFFICIENCY = {"cuda": 0.75, "cpu": 0.015}
 BANDWIDTH_EFFICIENCY = {"cuda": 0.8, "cpu": 0.2}
 #: Time in µs to start and end a kernel on the device, without the launch from the host.
@@ -99,7 +98,7 @@ _OF_FLOPS = Gemm | GroupedGemm | MoE | Attention
 
 
 def assumed_tile(spec: DeviceSpec) -> Tile:
-    """Returns the tile that is assumed on a device if no launch or fitted model names one.
+    """Returns the tile to assume on a device if neither a launch nor a fitted model gives a tile.
 
     One block of this tile is assumed to be resident per SM.
     """
@@ -111,15 +110,16 @@ def assumed_tile(spec: DeviceSpec) -> Tile:
 def roofline_us(workload: Workload, spec: DeviceSpec) -> float:
     """Estimates the time of one run in µs from the spec sheet.
 
-    The time is the larger of compute time and memory time, plus the overhead of a kernel. The
-    compute time of a GEMM includes idle SMs in waves of the assumed tile. The estimate is accurate
-    to a factor of about two, which is enough to plan a sweep and to place expected edges.
+    The time is the larger of compute time and memory time, plus a kernel's overhead. A GEMM's
+    compute time includes idle SMs in waves of the assumed tile. The estimate is accurate to a
+    factor of about two. That is enough to plan a sweep and to place expected edges, the sizes at
+    which another tile or wave begins.
     """
     overhead_us = KERNEL_OVERHEAD_US[spec.torch_kind]
     memory_us = copy_us(workload.min_bytes, spec) - overhead_us
     compute_us = 0.0
     if isinstance(workload, _OF_FLOPS):
-        # A dtype that the device lacks is taken to run at the slowest peak it has, because
+        # A dtype that the device lacks is assumed to run at the device's slowest peak, because
         # emulation is not faster.
         peak = spec.peak(workload.dtype) or min(spec.peak_tflops.values())
         compute_us = workload.flops / (peak * 1e6 * COMPUTE_EFFICIENCY[spec.torch_kind])
@@ -138,11 +138,11 @@ def copy_us(moved_bytes: float, spec: DeviceSpec) -> float:
 
 
 def peak_share(workload: Workload, latency_us: float, spec: DeviceSpec) -> float | None:
-    """Returns the rate that follows from a time, as a fraction of the device's peak.
+    """Returns the fraction of the device's peak rate that a workload with this time reaches.
 
     The peak is FLOP/s for (grouped) GEMMs, experts and attention, and memory bandwidth for other
     workloads. The result is None if the device has no peak for the dtype, and on a CPU, whose
-    peaks are only bounds.
+    specified peaks are only upper limits.
     """
     if spec.kind == "cpu":
         return None
@@ -166,8 +166,8 @@ def runs_separately(work: Compute, softmax: str) -> bool:
 def unaligned_us(work: Compute, device: DeviceSpec) -> float | None:
     """Returns the time in µs of a batched 16-bit GEMM with rows not aligned to 16 bytes.
 
-    The result is None for all other work. Fused attention pads its heads instead of running such a
-    GEMM, and its own model includes the padding.
+    The result is None for all other workloads. Fused attention runs no such GEMM: it pads
+    misaligned heads, and the attention model includes the padding.
     """
     if not isinstance(work, Gemm) or work.batch == 1 or work.dtype not in ("fp16", "bf16"):
         return None
@@ -182,9 +182,9 @@ def unaligned_us(work: Compute, device: DeviceSpec) -> float | None:
 def as_run(work: Compute, source: Estimate, device: DeviceSpec, *, softmax: str = "") -> Estimate:
     """Returns an estimate corrected for softmax in separate kernels and for unaligned GEMMs.
 
-    The time of a softmax in separate kernels is the given time multiplied by the ratio of the bytes
-    that the separate kernels and the fused kernel move. An unaligned batched GEMM that was not
-    measured takes `unaligned_us`, but at least the time of the given estimate.
+    For a softmax in separate kernels, the given time is multiplied by a ratio: the bytes that the
+    separate kernels move over those of the fused kernel. An unaligned batched GEMM that was not
+    measured takes `unaligned_us`, but at least the given time.
 
     source: estimate to correct.
     softmax: as in `runs_separately`.
@@ -206,10 +206,10 @@ def as_run(work: Compute, source: Estimate, device: DeviceSpec, *, softmax: str 
 
 
 def with_casts(times: OpTimes, works: Sequence[Compute]) -> dict[Compute, Estimate]:
-    """Returns the times of distinct workloads.
+    """Returns the estimates of distinct workloads, which may include casts.
 
-    Casts take the time of their bytes at the memory bandwidth. `times` estimates the other
-    workloads.
+    A cast takes the time of its bytes at the memory bandwidth (`copy_us`). `times` estimates the
+    other workloads.
     """
     others = [work for work in works if not isinstance(work, Cast)]
     found: dict[Compute, Estimate] = {}
@@ -226,9 +226,9 @@ def with_casts(times: OpTimes, works: Sequence[Compute]) -> dict[Compute, Estima
 class RememberedTimes:
     """Cache of op times that also estimates casts and applies `as_run`; implements `OpTimes`.
 
-    softmax: how softmax runs, as in `runs_separately`.
-    kernels: source of the kernel launch of workloads for which `times` gives none; None if there is
-        no such source.
+    softmax: implementation of softmax, as in `runs_separately`.
+    kernels: second source of kernel launches, for workloads whose estimate by `times` has none;
+        None if there is no second source.
     """
 
     def __init__(
@@ -282,13 +282,13 @@ class RememberedTimes:
         return self._known[work]
 
     def fused(self, work: Compute) -> Estimate:
-        """Returns the estimate of one workload, where a softmax runs as one fused kernel."""
+        """Returns the estimate of one workload. A softmax is assumed to run as one fused kernel."""
         if work not in self._fused:
             self.ask([work])
         return self._fused[work]
 
     def launch(self, work: Compute) -> Launch | None:
-        """Returns the kernel launch expected for a workload, or None if no source gives one."""
+        """Returns the expected kernel launch of a workload, or None if no source has one."""
         launch = self.fused(work).launch
         if launch is not None or self._kernels is None or isinstance(work, Cast):
             return launch
@@ -299,14 +299,14 @@ class RememberedTimes:
 
 @dataclass(frozen=True)
 class OpEstimate:
-    """Op of a transformer shape, with the estimate of one of its runs."""
+    """Op of a transformer shape, with the estimate of a single run of the op."""
 
     op: Op
     estimate: Estimate
 
     @property
     def total_us(self) -> float:
-        """Time in µs of all runs of the op in a micro-batch."""
+        """Time in µs of all runs of the op in one micro-batch."""
         return self.estimate.latency_us * self.op.count
 
 
@@ -355,8 +355,9 @@ def total(ops: Sequence[OpEstimate], correlation: float = CORRELATION) -> ShapeE
 
 
 def _combine(half_widths_us: FloatArray, correlation: float) -> float:
-    """Returns the half-width of a sum, in µs, from those of its terms, (ops,).
+    """Returns the half-width of a sum's interval in µs.
 
+    half_widths_us: (ops,), half-widths of the terms' intervals.
     correlation: correlation of the errors of two terms.
     """
     alone = float((half_widths_us**2).sum())

@@ -1,8 +1,8 @@
-"""Predicts the time of unfused attention's softmax from bytes, waves of row blocks and launches.
+"""Predicts softmax times in unfused attention from bytes, waves of row blocks and launches.
 
 Three implementations are modelled: Megatron's fused kernel, Megatron's separate kernels, which run
-if the fused kernel's constraints are not met, and PyTorch's softmax. A model is a prior from the
-spec sheet, or is fitted to measured times; the package has fitted models as JSON.
+if the fused kernel's constraints are not met, and PyTorch's softmax. `SoftmaxModel.best` returns
+the fitted model that the package contains for a device, or a prior from the spec sheet.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from quantbench.latency.estimate import (
 from quantbench.workload import Softmax
 from quantbench.workload.dtypes import element_bytes
 
-# The two libraries differ. Megatron's fused kernel applies scale and mask, and reads and writes
-# each element once. If the constraints of the fused kernel are not met, Megatron runs separate
+# The kernels differ. Megatron's fused kernel applies scale and mask, and reads and writes each
+# element once. If the constraints of the fused kernel are not met, Megatron runs separate
 # kernels in fp32 (cast, mask, softmax, cast). In 16-bit dtypes, these move 5 to 9 times the bytes
 # of the fused kernel forward, and 3 to 4.5 times its bytes backward. PyTorch's softmax has neither
 # scale nor mask. PyTorch's kernel holds a row of up to 1024 columns in a warp's registers. A wider
@@ -55,16 +55,16 @@ LIBRARIES = ("megatron", "torch")
 # scaled_masked_softmax.h), and 16 such blocks fill the 2048 threads of an SM.
 _ROWS_PER_BLOCK = 4
 _BLOCKS_PER_SM = 16
-# A row of fewer columns counts as a row of this many, the lanes of a warp. (The kernel pads a row
-# to the next power of two, log2_elements in the same file.)
+# A row of fewer columns counts as a row of this many columns, the lanes of a warp. (The kernel pads
+# a row to the next power of two, log2_elements in the same file.)
 _LEAST_COLUMNS = 32
-#: Number of launches that are counted for Megatron's separate kernels: cast, softmax and cast. The
-#: kernel that applies a mask counts with its bytes only (`fallback_bytes`).
+#: Number of launches that are counted for Megatron's separate kernels: cast, softmax and cast. For
+#: the kernel that applies a mask, only the bytes are counted (`fallback_bytes`).
 _FALLBACK_KERNELS = 3
 
 # Maps each parameter, a logarithm, to its start, optimistic and pessimistic value. Launch and drain
-# of a small kernel take 2 to 8 µs. The fraction of the bandwidth that is reached is 0.93 (as in a
-# copy) down to 0.5. The fixed cost of a wave of row blocks is 0.2 to 3 µs.
+# of a small kernel take 2 to 8 µs. A kernel reaches from 0.93 (as a copy does) down to 0.5 of the
+# memory bandwidth. The fixed cost of a wave of row blocks is 0.2 to 3 µs.
 _PARAMETERS = {
     "log_launch_us": np.log((3.5, 2.0, 8.0)),
     "log_memory_efficiency": np.log((0.8, 0.93, 0.5)),
@@ -72,12 +72,12 @@ _PARAMETERS = {
     # A time measured from Python is at least the host's launch time of 30 to 60 µs. A time measured
     # by a timer on the GPU does not include that launch.
     "log_host_us": np.log((0.1, 0.1, 10.0)),
-    # Cost of a byte in rows that PyTorch does not hold in registers, relative to rows that it does.
-    # It is near 1, because most repeated reads hit in L2.
+    # Cost of a byte in wide rows, which do not fit in PyTorch's registers, over that in other rows.
+    # The cost is near 1, because most repeated reads hit in L2.
     "log_wide": np.log((1.0, 1.0, 2.0)),
-    # Further time of rows that PyTorch does not hold in registers, relative to the time in which
-    # memory moves the bytes of the softmax, but at most as many bytes as L2 holds. Such a time was
-    # seen on four GPUs, growing up to the size of L2.
+    # Extra time of wide rows. The unit is the time in which memory moves the softmax's bytes, or
+    # the bytes of a full L2 if the softmax moves more. On four GPUs, such an extra time was seen
+    # to grow with the bytes up to the size of L2.
     "log_wide_cached": np.log((1.0, 0.3, 3.0)),
 }
 # Parameters that `SoftmaxModel.best` gives Megatron's kernel from a fit to PyTorch's kernel.
@@ -85,9 +85,10 @@ _SHARED = ("log_memory_efficiency", "log_wave_us")
 # Start, optimistic and pessimistic values of all parameters, (parameters,) each.
 _START, _FAST, _SLOW = zip(*np.array([*_PARAMETERS.values()]).tolist(), strict=True)
 _INDEX = {name: i for i, name in enumerate(_PARAMETERS)}
+# Widest row, in columns, that PyTorch's kernel holds in registers.
 _WIDEST_IN_REGISTERS = 1024
-# The p-norm of the host's launch and of the time on the GPU is the latency. The launch hides behind
-# the kernel, so p is large, and the latency is close to the larger of the two.
+# The latency is the p-norm, with this p, of the host's launch time and the GPU's time. The two
+# overlap, so p is large and the latency is close to the longer time.
 _HOST_NORM = 8.0
 _FEWEST_ROWS = 6  # smallest number of rows for a fit
 _NOISE = 0.05  # standard deviation of the measured log times, which weighs rows against the prior
@@ -98,9 +99,10 @@ class SoftmaxModel:
     """Latency model of `Softmax` on one device.
 
     parameters: logarithms of the parameters, in the order of _PARAMETERS.
-    half_width: half-width of the 90 % interval in log time. It is None for a prior, whose interval
-        spans the times of the optimistic and the pessimistic parameters. If `rows` is 0, a given
-        half-width is that of a fit to PyTorch's softmax (`best`), and is added to such a span.
+    half_width: half-width of the fit's 90 % interval in log time. It is None for a pure prior,
+        whose interval spans the times of the optimistic and the pessimistic parameters. If `rows`
+        is 0 but half_width is given, the model uses parameters from a fit to PyTorch's softmax
+        (`best`), and the half-width is added to such a span.
     rows: number of measured shapes of this library's kernel that the model was fitted to; 0 if the
         kernel was not measured.
     note: source and caveats of the predictions.
@@ -128,11 +130,11 @@ class SoftmaxModel:
 
     @classmethod
     def best(cls, device: DeviceSpec, *, library: str = "megatron") -> SoftmaxModel:
-        """Returns the model shipped for a device, or its prior if none is shipped.
+        """Returns the model shipped for a device, or the device's prior if none is shipped.
 
-        The shipped models are of PyTorch's softmax. A model of Megatron's kernel is the prior with
-        the shipped values of the parameters that both kernels share (`_SHARED`). The model's `note`
-        says which of these it is.
+        The shipped models are fitted to PyTorch's softmax. For Megatron's kernel, the result is the
+        prior, in which the parameters that both kernels share (`_SHARED`) have the shipped model's
+        values. The result's `note` names its source.
         """
         prior = cls.prior(device, library=library)
         shipped = [_shipped()[name] for name in same_chip(device.name) if name in _shipped()]
@@ -164,7 +166,7 @@ class SoftmaxModel:
         fused: whether Megatron's fused kernel ran, or its separate kernels. PyTorch's softmax
             (library="torch") always is one kernel.
 
-        Returns the prior, with a note, for fewer than six rows.
+        Returns the prior, with a note, for fewer than _FEWEST_ROWS rows.
         """
         from scipy.optimize import least_squares
 
@@ -182,12 +184,12 @@ class SoftmaxModel:
             return np.concatenate([error, (parameters - start) / spread])
 
         first = start.copy()
-        # A start far below every measured time would give the host's launch no gradient.
+        # Started far below every measured time, the host's launch would have no gradient.
         first[_INDEX["log_host_us"]] = np.log(times_us.min())
         solved = least_squares(residuals, first, loss="soft_l1")
         predicted = prior._times(found, solved.x, fused)[0]
-        # Dividing by `left` corrects for the degrees of freedom that the parameters use. The added
-        # 0.01 keeps the interval from vanishing.
+        # `left` is the fraction of degrees of freedom that the parameters leave. Dividing by it
+        # widens the interval accordingly. The added 0.01 keeps the interval from vanishing.
         left = max(1.0, len(found) - len(start)) / len(found)
         half_width = float(np.quantile(np.abs(np.log(predicted / times_us)), 0.9)) / left + 0.01
         kernel = "PyTorch's softmax" if library == "torch" else "softmax"
@@ -222,8 +224,8 @@ class SoftmaxModel:
     def extremes(self) -> list[tuple[float, ...]]:
         """Optimistic and pessimistic parameters, which span the interval of a model without rows.
 
-        If some parameters were measured with PyTorch's softmax (`_SHARED`), the optimistic and the
-        pessimistic parameters have the measured values of these.
+        In a model that uses parameters from a fit to PyTorch's softmax (`_SHARED`), these
+        parameters keep their fitted values.
         """
         if self.half_width is None:
             return [_FAST, _SLOW]
@@ -239,9 +241,9 @@ class SoftmaxModel:
     def _times(
         self, works: list[Softmax], parameters: Iterable[float], fused: bool
     ) -> tuple[FloatArray, ...]:
-        """Returns the latency, its launch, memory and wave parts in µs, and the number of waves.
+        """Returns latency, launch, memory and wave times in µs, and the number of waves, (n,) each.
 
-        All are (n,).
+        The arguments are those of `predict`, with the parameters to use.
         """
         one_kernel = fused or self.library == "torch"
         of_kernel = [work.min_bytes if one_kernel else fallback_bytes(work) for work in works]
@@ -307,7 +309,7 @@ def softmax_times(
     kernels: float,
     library: str,
 ) -> tuple[Any, float, Any, Any, Any]:
-    """Computes the latency, its launch, memory and wave parts in µs, and the number of waves.
+    """Computes latency, launch, memory and wave times in µs, and the number of waves.
 
     moved, rows, columns: (n,), bytes moved, rows of all matrices together, and scores per row. They
         may be symbols (`explore.trace`).
@@ -317,7 +319,7 @@ def softmax_times(
     """
     log_launch, log_efficiency, log_wave, log_host, log_wide, log_cached = parameters
     columns = np.maximum(columns, float(_LEAST_COLUMNS))
-    # A row of more than 1024 columns takes the place of several rows in a block.
+    # A row of more than 1024 columns takes as many threads as several shorter rows.
     per_block = np.maximum(_ROWS_PER_BLOCK / np.maximum(columns / 1024.0, 1.0), 1.0)
     waves = np.ceil(rows / per_block / (device.sm_count * _BLOCKS_PER_SM))
     launch_us = kernels * float(np.exp(log_launch))
