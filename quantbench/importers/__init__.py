@@ -1,4 +1,4 @@
-"""Imports the tables of other tools as runs, and training logs as summaries.
+"""Imports other tools' tables of times as runs, and summarizes training logs.
 
-The runs are marked `origin: imported`.
+Imported runs are marked `origin: imported`.
 """

@@ -1,8 +1,9 @@
-"""Reads the measured tables of aiconfigurator-core, from the package or a folder of systems.
+"""Finds and reads aiconfigurator-core's tables of measured times, for `quantbench import`.
 
-The folder has one `<system>.yaml` per system. The folder that its `data_dir` names has the tables
-as `<family>/<backend>/<version>/<table>.parquet`. Each row of a table has one shape and its mean
-time in ms.
+The tables come from the installed package or from a folder with one `<system>.yaml` per system. The
+YAML file's `data_dir` names the folder of the system's tables, which are stored as
+`<family>/<backend>/<version>/<table>.parquet`. Each row of a table has one shape and its mean time
+in ms.
 """
 
 import os
@@ -27,8 +28,8 @@ from quantbench.workload.dtypes import GEMM_DTYPES, VECTOR_DTYPES, element_bytes
 _WHO = "import aiconfigurator"
 _INSTALL = "pip install '.[tables]' in quantbench's checkout"
 
-# Values of `kernel_source`, in lower case, that name an entry point of a framework or library and
-# not a kernel.
+# Values of `kernel_source`, in lower case, that name a framework's or library's entry point instead
+# of a kernel.
 _NOT_KERNELS = {
     "torch.nn.functional.linear",
     "sglang",
@@ -37,14 +38,14 @@ _NOT_KERNELS = {
     "torch_flow",
     "nccl",
 }
-# Timing mode of all tables except NCCL's. They hold times of CUDA graphs of the call, taken with
+# Timing mode of all tables except NCCL's: the call was captured in a CUDA graph and timed with
 # events (collector/helper.py). Whether the cache is cold depends on the shape.
 _MODE = "graph"
 _CAVEATS: tuple[str, ...] = (
     "imported: one mean of a few runs, its spread, clock and cache state not recorded",
 )
 
-#: quantbench's name of each collective, by the name of the package
+#: maps the package's name of each collective to quantbench's name
 COLLECTIVES = {
     "all_reduce": "all_reduce", "all_gather": "all_gather", "reduce_scatter": "reduce_scatter",
     "alltoall": "all_to_all",
@@ -55,7 +56,9 @@ COLLECTIVES = {
 class TableFile:
     """A table on disk.
 
-    kind: kind of the table, a key of TABLES.
+    kind: kind of table, a key of TABLES.
+    backend: framework whose kernels were measured, such as vllm.
+    version: version of the framework.
     package: name and version of the package, or the root folder.
     """
 
@@ -68,7 +71,7 @@ class TableFile:
 
     @property
     def shown(self) -> str:
-        """The last five parts of the path, which begin with the folder of the system."""
+        """The last five components of the path, from the system's folder to the file."""
         return "/".join(self.path.parts[-5:])
 
 
@@ -76,10 +79,9 @@ class TableFile:
 class _Kind:
     """A kind of table.
 
-    family: folder of the tables of this kind.
+    family: folder that contains this kind of table.
     columns: required columns.
-    read: function that returns the workload of a row, or the reason why quantbench has no such
-        workload.
+    read: function that returns a row's workload, or the reason why quantbench has no such workload.
     """
 
     family: str
@@ -88,7 +90,7 @@ class _Kind:
 
 
 def _gemm(row: dict[str, Any]) -> Gemm | str:
-    """Returns the GEMM of a row, or the reason why there is none."""
+    """Returns a row's GEMM, or the reason why quantbench has no such GEMM."""
     dtype = dtype_name(row["gemm_dtype"])
     if dtype not in GEMM_DTYPES:
         return f"gemm_dtype {row['gemm_dtype']}: no such matrix product here"
@@ -97,9 +99,9 @@ def _gemm(row: dict[str, Any]) -> Gemm | str:
 
 
 def _attention(row: dict[str, Any], kind: str) -> Attention | str:
-    """Returns the attention of a row, or the reason why there is none.
+    """Returns a row's attention, or the reason why quantbench has no such attention.
 
-    kind: name of the table.
+    kind: context, generation or encoder, as in the table's name.
     """
     dtype = dtype_name(row["attn_dtype"])
     if dtype not in VECTOR_DTYPES:
@@ -112,7 +114,7 @@ def _attention(row: dict[str, Any], kind: str) -> Attention | str:
         return "beam search"
     if kind == "context" and row["step"] != 0:
         return "a prefix that is cached already"
-    # One new token attends to `step` cached tokens and to itself, as in the loader of the package.
+    # One new token attends to `step` cached tokens and to itself, as in the package's loader.
     seq_k = row["isl"]
     if kind == "generation":
         seq_k += row["step"]
@@ -128,9 +130,8 @@ def _attention(row: dict[str, Any], kind: str) -> Attention | str:
     )
 
 
-# Models whose experts have no gate, as (hidden, expert_ffn, top_k, num_experts). Only the tables of
-# TRT-LLM mark them, by their kernel_source moe_torch_flow_nongated, but the same models are in all
-# tables.
+# Models whose experts have no gate, as (hidden, expert_ffn, top_k, num_experts). All tables include
+# these models, but only TRT-LLM's tables mark them (kernel_source moe_torch_flow_nongated).
 _UNGATED = {
     (1024, 2688, 22, 512),
     (2048, 5120, 22, 512),
@@ -138,13 +139,13 @@ _UNGATED = {
     (4096, 2688, 22, 512),
     (8192, 5120, 22, 512),
 }
-# quantbench's name of the format in which experts multiply, by the name of the table. Other formats
-# that are named by weights and activations multiply in formats that quantbench does not have.
+# Maps a table's name of a format to the dtype in which experts multiply. The tables' other formats
+# that are named after weights and activations multiply in dtypes that quantbench does not have.
 _MOE_DTYPES = {"w4a8_mxfp4_mxfp8": "mxfp4"}
 
 
 def _moe(row: dict[str, Any]) -> MoE | str:
-    """Returns the MoE layer of a row, or the reason why there is none."""
+    """Returns a row's MoE layer, or the reason why quantbench has no such layer."""
     dtype = _MOE_DTYPES.get(row["moe_dtype"], dtype_name(row["moe_dtype"]))
     if dtype not in GEMM_DTYPES:
         return f"moe_dtype {row['moe_dtype']}: no such matrix product here"
@@ -167,25 +168,25 @@ def _moe(row: dict[str, Any]) -> MoE | str:
 
 
 def _collective(row: dict[str, Any]) -> Collective | str:
-    """Returns the collective of a row, or the reason why there is none."""
+    """Returns a row's collective, or the reason why quantbench has no such collective."""
     op = COLLECTIVES.get(row["op_name"])
     dtype = dtype_name(row["nccl_dtype"])
     if op is None:
         return f"op_name {row['op_name']}: no such collective here"
-    # The table counts elements, although nccl-tests was run with sizes in bytes
+    # The table's sizes are numbers of elements, although nccl-tests was run with sizes in bytes
     # (collector/collect_nccl.py).
     message_bytes = row["message_size"] * element_bytes(dtype)
     return Collective(op, message_bytes, row["num_gpus"], dtype=dtype)
 
 
-# Fields of each workload that its tables vary. Each of them is an axis of the run.
+# Maps a workload to the fields that its tables vary. Each of these fields is an axis of the run.
 _VARIED: dict[type, tuple[str, ...]] = {
     Attention: ("batch", "seq_k", "heads", "kv_heads", "head_dim"),
     Collective: ("message_bytes", "num_gpus"),
     MoE: ("tokens", "hidden", "expert_ffn", "top_k", "num_experts", "tp", "ep"),
     Gemm: ("m", "n", "k"),
 }
-# Names of the axes that differ from the name of the field.
+# Maps a field to the name of its axis, if the two names differ.
 _AXES = {"batch": "mbs", "seq_k": "seq"}
 
 
@@ -231,15 +232,15 @@ def find_tables(
 ) -> tuple[list[TableFile], list[str]]:
     """Returns the tables of a system, and a message for each of `kinds` that is missing.
 
-    system: name of the system in the package, or a device slug.
-    backend, version: backend and version of the tables. If both are None, they are those of the
-        tables to which the shipped models were fitted, or the only ones of the system. The NCCL
-        table has a version of its own, which the YAML file of the system names.
+    system: the package's name of the system, or a device slug.
+    backend, version: framework and its version. If both are None, the default is the framework and
+        version in `libraries.DEFAULT_TABLES`. For the NCCL table, the version is instead the NCCL
+        version in the system's YAML file.
     kinds: kinds of tables, keys of TABLES.
-    root: folder of the systems; None for the installed package.
+    root: folder that contains the systems; None for the installed package.
 
-    Raises UnsupportedError if the package is not installed, and InputError if there is no such
-    table.
+    Raises UnsupportedError if the package is not installed, and InputError if the system is unknown
+    or has none of the tables.
     """
     for kind in kinds:
         if kind not in TABLES:
@@ -272,11 +273,10 @@ def _find(
 ) -> Path | None:
     """Returns the path of a table; None if the system has no such table.
 
-    An NCCL table of another version is accepted if the wanted version does not exist. Of several
-    versions of a backend, the newest known one is selected (`latency.libraries.TABLES`).
+    If no NCCL table has the wanted version, another version is accepted. If a backend has several
+    versions, the version in `latency.libraries.TABLES` is selected.
 
-    Raises InputError if several tables match, or if no table of GEMMs matches although others
-    exist.
+    Raises InputError if several tables match, or if GEMM tables exist but none matches.
     """
     known = sorted(data.glob(f"{TABLES[kind].family}/*/*/{kind}_perf.parquet"))
     if kind == "nccl":
@@ -297,19 +297,16 @@ def _find(
 
 
 def systems_folder() -> Path | None:
-    """Returns the folder of the systems in the installed aiconfigurator-core.
-
-    Returns None if it is not installed.
-    """
+    """Returns the installed aiconfigurator-core's folder of systems; None without the package."""
     spec = find_spec("aiconfigurator_core")
     found = spec.submodule_search_locations if spec is not None else None
     return Path(next(iter(found))) / "systems" if found else None
 
 
 def _system_data(system: str, root: Path | None) -> tuple[Path, str | None]:
-    """Returns the folder of the tables of a system, and its NCCL version.
+    """Returns the folder of a system's tables, and the NCCL version in the system's YAML file.
 
-    The version is the one in the YAML file of the system.
+    The NCCL version is None if the file does not name it.
     """
     if root is None:
         root = systems_folder()
@@ -348,8 +345,7 @@ def _system_data(system: str, root: Path | None) -> tuple[Path, str | None]:
 def read_rows(table: TableFile, *, dtypes: Sequence[str] = ()) -> Rows:
     """Reads the rows of one table. `Rows.left_out` counts the rows that are not used, by reason.
 
-    dtypes: names of the dtypes to keep, in quantbench's terms; () for all. Collectives are always
-        kept.
+    dtypes: quantbench's names of the dtypes to keep; () for all. Collectives are always kept.
 
     Raises StoreError if the file cannot be read, and InputError for a missing column or an
     impossible value.
@@ -402,7 +398,10 @@ def read_rows(table: TableFile, *, dtypes: Sequence[str] = ()) -> Rows:
 
 
 def origin_of(table: TableFile, *, run_id: str | None = None) -> Origin:
-    """Returns what a run records about the table that it was imported from."""
+    """Returns the provenance of a table.
+
+    run_id: name of the run; None for a name made of the package, table, framework and version.
+    """
     package = table.package.split("/")[-1].replace(" ", "-").replace("aiconfigurator-core", "aic")
     caveats = _CAVEATS
     if table.kind == "moe" and table.backend in MASKED_EXPERTS:

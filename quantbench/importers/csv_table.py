@@ -1,6 +1,7 @@
-"""Reads CSV and Parquet files, and imports tables of times whose columns the user names.
+"""Reads CSV and Parquet files, and imports tables of times whose columns the user maps.
 
-CSV files may be compressed (.gz or .xz). Errors name the file, the line, the column and the value.
+`CsvFile` reads any such file. `read_rows` reads a table of times for `quantbench import csv`. CSV
+files may be compressed (.gz or .xz). Errors name the file, the line, the column and the value.
 """
 
 import csv
@@ -26,8 +27,8 @@ class CsvRow:
 
     operation: command to name in error messages.
     file: name of the file, for error messages.
-    line: number of the line, from 1.
-    cells: text of each cell, by the name of its column.
+    line: line number, from 1.
+    cells: text of each cell, by column name.
     """
 
     operation: str
@@ -42,7 +43,8 @@ class CsvRow:
     def integer(self, column: str) -> int:
         """Reads a whole number.
 
-        `64.0` is accepted, because pandas writes whole numbers so in a column with empty cells.
+        `64.0` is accepted, because pandas writes whole numbers like this if the column has empty
+        cells.
         """
         value = self.number(column)
         if not value.is_integer():  # nan and inf are no integers either
@@ -65,7 +67,7 @@ class CsvRow:
         return text in ("yes", "true", "1")
 
     def made(self, make: Callable[..., _T], *args: Any, **values: Any) -> _T:
-        """Calls `make(*args, **values)`. If it raises InputError, adds the position of the row."""
+        """Calls `make(*args, **values)`. If it raises InputError, adds the file and the line."""
         try:
             return make(*args, **values)
         except InputError as error:
@@ -76,7 +78,7 @@ class CsvRow:
             ) from None
 
     def error(self, column: str, expected: str) -> InputError:
-        """Returns the error for the cell of a column, which should hold what was `expected`."""
+        """Returns the error for a cell whose content differs from `expected`."""
         where = f"{self.file}, line {self.line}, column {column}"
         return InputError(self.operation, f"{where} = {self.text(column)!r}", expected)
 
@@ -86,8 +88,9 @@ class CsvFile:
 
     operation: command to name in error messages.
     columns: names of the columns.
-    Raises InputError for an empty file and for two columns of one name, and StoreError for a file
-    that cannot be read.
+
+    Raises InputError for an empty file and for two columns with the same name, and StoreError for a
+    file that cannot be read.
     """
 
     def __init__(self, operation: str, path: Path) -> None:
@@ -106,7 +109,7 @@ class CsvFile:
     def require(self, columns: tuple[str, ...]) -> None:
         """Raises InputError for the first of `columns` that the file lacks.
 
-        The error names the columns that the file has.
+        The error lists the file's columns.
         """
         for column in columns:
             if column not in self.columns:
@@ -134,7 +137,7 @@ class CsvFile:
             yield CsvRow(self._operation, self.path.name, line, by_column)
 
     def _lines(self) -> Iterator[tuple[int, list[str]]]:
-        """Yields the number and the cells of each line, including the header."""
+        """Yields each line's number and cells, including those of the header."""
         if self.path.suffix == ".parquet":
             table = read_parquet(self._operation, self.path)
             yield 1, table.column_names
@@ -161,13 +164,13 @@ _WHO = "import csv"
 _EXAMPLE = "m=M,n=N,k=K,latency=time:ms"
 _TIME = "latency"
 _COMMON = ("dtype", "kernel", "provider", _TIME)
-# Fields of a workload that are texts. `causal` is a flag, and all other fields are sizes.
+# Fields of a workload whose values are texts. `causal` is a flag, and all other fields are sizes.
 _WORDS = ("layout", "mask", "direction", "op", "dtype")
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """A kind of workload, with the required and the optional fields of its tables."""
+    """A kind of workload, with the fields that a table of this kind must or may have."""
 
     make: type[Gemm] | type[Softmax] | type[Attention] | type[Collective]
     needed: tuple[str, ...]
@@ -193,10 +196,10 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class Mapped:
-    """A parsed `--map`.
+    """A parsed `--map` option.
 
-    kind: kind of workload.
-    columns: name of the column of each field.
+    kind: kind of workload, a key of _KINDS.
+    columns: maps each field to the name of its column.
     unit: unit of the latency column.
     """
 
@@ -254,7 +257,8 @@ def read_rows(
 ) -> Rows:
     """Reads the rows of a table.
 
-    dtype, provider: values for all rows if `mapped` has no column for them.
+    dtype, provider: values for all rows if `mapped` has no such column.
+
     Raises InputError for a missing column or dtype, and for an impossible value.
     """
     file = CsvFile(_WHO, path)
@@ -281,7 +285,7 @@ def read_rows(
 
 
 def _value(row: CsvRow, name: str, column: str) -> object:
-    """Reads the value of one field."""
+    """Reads the cell of one field as a dtype name, text, flag or whole number."""
     if name == "dtype":
         return dtype_name(row.text(column))
     if name in _WORDS:
@@ -292,6 +296,9 @@ def _value(row: CsvRow, name: str, column: str) -> object:
 
 
 def origin_of(path: Path, mapped: Mapped, *, run_id: str | None = None) -> Origin:
-    """Returns the provenance of a table: its file, and the mapping of its columns."""
+    """Returns the provenance of a table: its file and its column mapping.
+
+    run_id: name of the run; None for a name made of the table's kind and the file's digest.
+    """
     pairs = ",".join(map("=".join, mapped.columns.items()))
     return file_origin(path, "csv", mapped.kind, run_id, columns=f"{pairs}:{mapped.unit}")

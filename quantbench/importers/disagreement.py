@@ -1,6 +1,6 @@
-"""Finds regions in which all times of a table of GEMMs disagree with the shipped model of the GPU.
+"""Finds size ranges in which an imported GEMM table disagrees with the GPU's shipped model.
 
-The times of such a table may include the time of the host in addition to the time of the kernel.
+Such a table's times may include the host's time in addition to the kernel's time.
 """
 
 from __future__ import annotations
@@ -19,19 +19,21 @@ from quantbench.workload import Gemm
 #: Table and model disagree if the median ratio of their times is above this factor or below its
 #: inverse.
 _FACTOR = 3.0
-#: Regions of m: up to the first value, from there to the second, and above the second.
+#: Upper limits of the regions of m, in which table and model are compared separately.
 _REGIONS = (64, 1024, 2**31)
-#: smallest number of rows of a region that is judged, and largest number of its rows that are
-#: predicted
+#: smallest number of rows that a region needs for a comparison
 _FEWEST = 20
+#: largest number of rows of a region that are compared
 _MOST = 500
 
 
 def disagreements(device: DeviceSpec, rows: Sequence[Row]) -> Iterator[str]:
     """Yields a line for each dtype and region of m in which the table disagrees with the model.
 
-    Table and model disagree if the median time is more than three times the prediction, or less
-    than a third of it. Dtypes without measured rows in the model are not judged.
+    Table and model disagree if the median ratio of measured to predicted time is above 3 or below
+    1/3. A dtype whose model is an unfitted prior is not compared.
+
+    rows: rows of the table. Only unbatched GEMMs are compared.
     """
     regions: dict[tuple[str, int], list[tuple[Gemm, float]]] = defaultdict(list)
     for row in rows:

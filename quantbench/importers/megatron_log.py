@@ -1,7 +1,8 @@
-"""Reads the iterations in training logs of Megatron-LM, Megatron-DeepSpeed and NeMo.
+"""Reads training logs of Megatron-LM, Megatron-DeepSpeed and NeMo: iterations and job settings.
 
 Lines may be truncated, or contain the interleaved output of two ranks. A field is used only if a
-`|` follows it, so truncated numbers are discarded.
+`|` follows it, so truncated numbers are discarded. `training_run` summarizes the result of
+`read_log`.
 """
 
 import re
@@ -20,7 +21,7 @@ from quantbench.files import UNREADABLE, open_unpacked, reason
 from quantbench.units import size
 
 _WHO = "import training log"
-#: Largest log. Logs are read block by block, so a log need not fit into memory.
+#: Largest size of a log. Logs are read block by block, so a log need not fit into memory.
 _LARGEST_LOG_BYTES = 2**38
 _LONGEST_LINE_BYTES = 2**24
 _BLOCK_BYTES = 2**19
@@ -30,8 +31,8 @@ _BLOCK_BYTES = 2**19
 # s: 2.83 |`.
 _MARK = re.compile(rb"elapsed time per iteration|train_step_timing in s")
 _START = re.compile(rb"iteration +(\d+)/ *\d+ \|")
-# Column of each field, by the name of the field in a log. Fields have the unit of their column,
-# except fields in milliseconds, which are converted.
+# Maps the log's name of a field to the field's column. A field has the unit of its column, except
+# that milliseconds are converted to seconds.
 _FIELDS = {
     b"elapsed time per iteration (ms)": "elapsed_s",
     b"elapsed time per iteration (s)": "elapsed_s",
@@ -49,8 +50,8 @@ _FIELDS = {
     b"throughput per GPU (TFLOP/s/GPU)": "tflops",
 }
 COLUMNS = tuple(dict.fromkeys(("iteration", *_FIELDS.values())))
-#: quantbench's name of each size among the arguments that Megatron prints at its start, in lines
-#: such as `micro_batch_size ....... 2`
+#: Maps an argument whose value is a number to quantbench's name. Megatron prints its arguments at
+#: the start of a job, in lines such as `micro_batch_size ....... 2`.
 ARGUMENTS = {
     "tensor_model_parallel_size": "tp", "pipeline_model_parallel_size": "pp",
     "data_parallel_size": "dp",
@@ -65,8 +66,8 @@ ARGUMENTS = {
 }  # fmt: skip
 _FLAG = {"True": True, "False": False}
 _NUMBER = {"True": 1, "False": 0}
-#: for each setting among the printed arguments: quantbench's name, and quantbench's value for each
-#: printed value
+#: Maps an argument with other values to quantbench's name, and each printed value to quantbench's
+#: value.
 SETTINGS: dict[str, tuple[str, Mapping[str, object]]] = {
     "swiglu": ("gated", _FLAG),
     "untie_embeddings_and_output_weights": ("tied", {"True": False, "False": True}),
@@ -94,8 +95,8 @@ _WORLD = re.compile(
     rb"tensor-model-parallel size: (\d{1,15}), pipeline-model-parallel size: (\d{1,15})\b"
 )
 
-# A line is compared with the lines up to one less than this number before it. Each rank of a node
-# may print a line of its own for an iteration.
+# Each rank of a node may print the line of an iteration. A line is therefore compared with up to
+# _MOST_RANKS - 1 lines before it, to find repetitions.
 _MOST_RANKS = 17
 
 FloatArray = npt.NDArray[np.float64]
@@ -105,11 +106,11 @@ FloatArray = npt.NDArray[np.float64]
 class Iterations:
     """Iterations of a log, in the order of its lines.
 
-    values: values of each column of COLUMNS, nan if a line lacks the field (iterations,).
-    segment: number of restarts of the job before each line (iterations,).
+    values: maps each column of COLUMNS to its values, (iterations,); nan if a line lacks the field.
+    segment: (iterations,), number of restarts of the job before each iteration.
     left_out: number of lines that are left out, by reason.
-    arguments: parallel degrees, dimensions and settings of the job by quantbench's names, if the
-        log prints them.
+    arguments: maps quantbench's names to the job's printed parallel degrees, dimensions and
+        settings.
     """
 
     values: dict[str, FloatArray]
@@ -122,10 +123,10 @@ class Iterations:
 
     @property
     def seq(self) -> FloatArray:
-        """Tokens per sample (iterations,).
+        """Tokens per sample, (iterations,).
 
-        The logged length is used, or else consumed tokens / consumed samples, or else the
-        seq_length among the printed arguments.
+        The value is the logged sequence length, or else consumed tokens / consumed samples, or else
+        the printed argument seq_length.
         """
         logged = self.values["seq"]
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -135,9 +136,9 @@ class Iterations:
 
     @property
     def tokens_per_s(self) -> FloatArray:
-        """Tokens per second, as gbs × seq / elapsed_s (iterations,).
+        """Tokens per second of the whole job, as gbs × seq / elapsed_s, (iterations,).
 
-        The rates in the log are not used.
+        The rates that the log prints are not used.
         """
         return np.asarray(self.values["gbs"] * self.seq / self.values["elapsed_s"])
 
@@ -145,7 +146,7 @@ class Iterations:
 def read_log(path: Path) -> Iterations:
     """Reads all iterations of a log, which may be compressed (.gz or .xz).
 
-    Raises StoreError if the log cannot be read, and InputError if it has no iteration.
+    Raises StoreError if the log cannot be read, and InputError if it contains no iteration.
     """
     try:
         with open_unpacked(path, most_bytes=_LARGEST_LOG_BYTES) as stream:
@@ -188,18 +189,18 @@ def read_stream(stream: BinaryIO) -> Iterations:
     left_out["repeated by another rank"] += int(echo.sum())
     values = {name: column[~echo] for name, column in values.items()}
     iteration = values["iteration"]
-    # Where the number of the iteration does not grow, the job has restarted.
+    # If the iteration number does not grow from one line to the next, the job has restarted.
     back = np.diff(iteration, prepend=iteration[:1]) <= 0
     back[:1] = False
     return Iterations(values, np.cumsum(back), +left_out, arguments)
 
 
 def _job(printed: dict[str, str]) -> dict[str, Any]:
-    """Returns the values of printed arguments by quantbench's names.
+    """Returns the printed arguments under quantbench's names, with quantbench's values.
 
-    Arguments that are None or not known are left out.
+    Arguments with other values, such as None, are left out.
 
-    printed: printed value of each argument.
+    printed: maps each argument to its printed value.
     """
     found: dict[str, Any] = {}
     for name, (ours, values) in SETTINGS.items():
@@ -208,16 +209,17 @@ def _job(printed: dict[str, str]) -> dict[str, Any]:
     for name, ours in ARGUMENTS.items():
         if printed.get(name, "").isdigit():
             found[ours] = int(printed[name])
-    # Megatron prints a single group if it does not use groups.
+    # Without query groups, Megatron prints num_query_groups = 1, which is not the number of key
+    # heads.
     if printed.get("group_query_attention") == "False" and "heads" in found:
         found["kv_heads"] = found["heads"]
     return found
 
 
 def _blocks(stream: BinaryIO) -> Iterator[bytes]:
-    """Yields blocks of whole lines, of about half a megabyte.
+    """Yields blocks of whole lines, about _BLOCK_BYTES each.
 
-    Raises InputError for a line without an end.
+    Raises InputError for a line that is longer than _LONGEST_LINE_BYTES.
     """
     rest = b""
     while block := stream.read(_BLOCK_BYTES):
@@ -235,9 +237,9 @@ def _blocks(stream: BinaryIO) -> Iterator[bytes]:
 
 
 def _rows(block: bytes, left_out: Counter[str]) -> Iterator[list[float]]:
-    """Yields the iterations in a block as rows of COLUMNS.
+    """Yields the values of COLUMNS for each iteration in a block.
 
-    Lines that mention a time but yield no iteration with a time are counted in `left_out`.
+    Lines with an iteration time that cannot be used are counted in `left_out`.
     """
     position = 0
     while found := _MARK.search(block, position):
@@ -275,10 +277,10 @@ def _number(text: bytes) -> float:
 
 
 def _echoes(values: dict[str, FloatArray]) -> npt.NDArray[np.bool_]:
-    """Returns whether a line repeats a line of another rank (lines,).
+    """Returns whether each line repeats another rank's line, (lines,).
 
-    The two lines are at most _MOST_RANKS - 1 lines apart, and have the same iteration, consumed
-    samples and time.
+    A line repeats one of the _MOST_RANKS - 1 lines before it if both have the same iteration,
+    consumed samples and time.
     """
     iteration = values["iteration"]
     samples = values["consumed_samples"]

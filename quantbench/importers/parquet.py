@@ -1,4 +1,4 @@
-"""Reads Parquet files of measured tables."""
+"""Reads Parquet files for the importers."""
 
 from pathlib import Path
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from quantbench.errors import StoreError
 from quantbench.files import read_bytes, reason
 
-#: largest number of rows of a table
+#: largest number of rows that a file may have
 MOST_ROWS = 5_000_000
 
 

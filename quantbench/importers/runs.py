@@ -1,7 +1,8 @@
 """Writes imported tables as runs, with one record per workload, provider and kernel.
 
-Tables whose times are implausible for the stated unit or GPU are refused, and times that the GPU
-cannot reach are marked.
+The other importers read tables as `Rows` and call `write_run`. A table whose times are implausible
+for the given unit or GPU is refused. Single times that the GPU cannot reach are marked in their
+grade.
 """
 
 import hashlib
@@ -31,30 +32,31 @@ from quantbench.timing.options import TimingOptions
 from quantbench.units import counted, latency, listed
 from quantbench.workload import Attention, Collective, Gemm, Workload
 
-# A table is refused if its median of time / roofline is outside these bounds. The median is 0.6 to
-# 3.7 in the packaged tables, and down to 0.05 for small shapes in a cache. With a unit that is
-# wrong by a factor of 1,000, the median would be less than 0.004 or more than 500.
+# A table is refused if its median ratio of time to roofline time is outside these limits. The
+# median ratio is 0.6 to 3.7 in the packaged tables, and down to 0.05 for small shapes in a cache.
+# With a unit that is wrong by a factor of 1,000, it would be below 0.004 or above 500.
 _FASTEST = 1 / 30
 _SLOWEST = 100.0
-# There are two signs that a table belongs to another GPU. The first is that more than this fraction
-# of the records exceeds the peak; with fewer than ten such records, more than half of the records.
-# In the public tables, no GEMM exceeds the peak.
+# Two tests show that a table belongs to another GPU. First, more than this fraction of the records
+# exceeds the peak; if fewer than _FEWEST records exceed it, the limit is half of the records. In
+# the public tables, no GEMM exceeds the peak.
 _MOST_REJECTED = 0.2
-# The second sign is a median of time / roofline above _SLOWEST_LONG, over at least ten GEMMs of
-# tuned libraries that should take 50 µs or more. In the public tables, this median is 0.3 to 2.5.
+# Second, the median ratio of time to roofline time is above _SLOWEST_LONG for long GEMMs of tuned
+# libraries, of which there must be at least _FEWEST. In the public tables, this median is 0.3 to
+# 2.5. A GEMM is long if its roofline time is at least _LONG_US.
 _LONG_US = 50.0
 _SLOWEST_LONG = 4.0
 _FEWEST = 10
 _TUNED = ("aiter", "cublas", "torch")
-# Approximate number of rows from which the medians are computed, and largest number of rows that a
-# note names.
+# Approximate number of rows from which the medians are computed.
 _MOST_JUDGED = 1000
+# Largest number of rows that a note names.
 _MOST_NAMED = 3
 
 #: microseconds in each unit of time
 UNITS_US = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}
 
-# quantbench's name of each dtype, by its name in other tools.
+# Maps other tools' names of dtypes to quantbench's names.
 _DTYPES = {
     "bfloat16": "bf16", "float16": "fp16", "half": "fp16",
     "float32": "fp32", "float": "fp32", "single": "fp32",
@@ -63,7 +65,7 @@ _DTYPES = {
 
 
 def dtype_name(text: str) -> str:
-    """Returns quantbench's name of a dtype; if the dtype is unknown, the text in lower case.
+    """Returns quantbench's name of a dtype. An unknown name is returned in lower case.
 
     >>> dtype_name("torch.bfloat16")
     'bf16'
@@ -76,12 +78,12 @@ def dtype_name(text: str) -> str:
 class Row:
     """Workload and time from one row of an imported table.
 
-    latency_us: time as in the table, in µs. It may be nan, 0 or negative.
+    latency_us: the table's time in µs. It may be nan, 0 or negative.
     provider: library that ran the workload (`sglang`, `vllm.flash_attn_fa3`).
     place: grid point of the row: the sizes that the table varies, and the op.
     kernel: name of the kernel; None if it is unknown.
-    where: position of the row, for messages (`line 12`).
-    launch: the launch of the kernel, if the table states more about it than the kernel's name.
+    where: position of the row in the table, for messages (`line 12`).
+    launch: launch of the kernel; None if the table has no more about it than the kernel's name.
     """
 
     workload: Workload
@@ -136,13 +138,13 @@ _UNKNOWN_STATE = DeviceState(note="imported: the device's state was not recorded
 class Origin:
     """Provenance of an imported table.
 
-    run_id: name of the run. Every import of the same table has the same name, unless the user gives
-        another one.
+    run_id: name of the run. Without a name from the user, it depends only on the table, so that
+        importing the same table twice gives the same run.
     source: package, version, table and framework in one line.
-    software: versions by name.
+    software: version of each software by name.
     options: description of the table in run.json (importer, file, sha256, …).
-    mode: timing mode, if it is known.
-    caveats: reasons that are stored with the grade of every record.
+    mode: timing mode of the times, or `unknown`.
+    caveats: reasons that are stored with every record's grade.
     """
 
     run_id: str
@@ -167,12 +169,13 @@ def file_origin(
     columns: str = "",
     **more: Any,
 ) -> Origin:
-    """Returns the provenance of a table that is a file of its own.
+    """Returns the provenance of a table that the user gave as a single file.
 
-    importer, table: name of the importer and kind of the table.
+    importer: name of the importer.
+    table: kind of table.
     run_id: name of the run; None for a name made of the importer, the table and the file's digest.
     what: text before the digest in `Origin.source`.
-    columns: mapping of the columns, if the user gave one.
+    columns: the user's column mapping; "" if there is none.
     more: other fields of `Origin`.
     """
     sha256 = digest(path)
@@ -192,18 +195,19 @@ def file_origin(
 class ImportSummary:
     """Result of an import.
 
+    folder: folder of the run.
     rows: number of rows that were read.
     records: number of records that were written.
-    rejected: number of records whose rate exceeds the peak of the device.
-    cached: number of records whose rate exceeds the memory bandwidth of the device (graded D).
+    rejected: number of records that are faster than the device's peak.
+    cached: number of records that are faster than the device's memory bandwidth (graded D).
     no_time: number of rows without a finite time above 0.
-    repeated: number of pairs of workload and provider with several different times, which become
-        the samples of a record.
-    no_tile: number of records whose kernel name has no tile.
-    notes: one line about each kind of irregular rows, with examples.
+    repeated: number of (workload, provider) pairs with several different times. The times of a pair
+        become the samples of its record.
+    no_tile: number of records whose kernel name contains no tile.
+    notes: one line for each kind of irregular row, with examples.
     left_out: number of rows that are not used, by reason.
-    seconds: duration of the import, in s.
-    existed: whether the table had been imported before and was left unchanged.
+    seconds: duration of the import in s.
+    existed: whether the table had been imported before and the run was left unchanged.
     """
 
     folder: Path
@@ -224,14 +228,18 @@ class ImportSummary:
 def write_run(
     results: Path, spec: DeviceSpec, origin: Origin, found: Rows, *, units_are_right: bool = False
 ) -> ImportSummary:
-    """Writes `results/<device-slug>/<run-id>/`, or leaves it unchanged if it holds the same table.
+    """Writes a table as the run `results/<device-slug>/<run-id>/`.
 
-    units_are_right: whether to accept times that are far from the roofline of the device. If False,
-        InputError is raised for a table with such times.
+    A run that already contains the same table is left unchanged.
 
-    Raises InputError also for a dtype that the device lacks, for a table without a usable row, and
-    if too many times exceed the peak of the device. Raises StoreError if the folder holds another
-    table, the same table with other dtypes or providers, or an unfinished import.
+    found: rows of the table.
+    units_are_right: whether to skip the check that the times are plausible for the device's
+        roofline.
+
+    Raises InputError for implausible times, for a dtype that the device lacks, for a table without
+    a usable row, and if too many times are faster than the device's peak. Raises StoreError if the
+    folder contains another table, the same table with other dtypes or providers, or an unfinished
+    import.
     """
     if not found.rows:
         reasons = found.left_out.most_common(3)
@@ -252,7 +260,7 @@ def write_run(
     }
     if os.path.exists(folder):
         info = read_run_info(folder)
-        # Imports of earlier versions lack some of the options.
+        # Runs that earlier versions imported lack some of the options.
         known = info.options
         same = all(known.get(name, value) == value for name, value in described.items())
         same = same and info.source == origin.source
@@ -271,7 +279,7 @@ def write_run(
         raise InputError(
             "import", f"no row has a time above 0, such as {_times(found.rows[:1])}", "at least one"
         )
-    # With a few rejected records, only a majority is a sign of another GPU.
+    # A few rejected records show another GPU only if they are the majority.
     most = _MOST_REJECTED if letters["rejected"] >= _FEWEST else 0.5
     if letters["rejected"] > most * letters.total():
         share = f"{letters['rejected']:,} of"
@@ -324,8 +332,8 @@ def write_run(
 def records_of(rows: list[Row], origin: Origin, spec: DeviceSpec) -> Iterator[Record]:
     """Yields one record per workload, provider and launch.
 
-    The samples of a record are the valid times of its rows, in the order of the table. The outcome
-    of a record without a valid time is Skipped.
+    A record's samples are the valid times of its rows, in the order of the table. A record without
+    a valid time has the outcome Skipped.
     """
     timing = TimingOptions()
     groups: dict[tuple[Workload, str, Launch | None], list[Row]] = defaultdict(list)
@@ -361,21 +369,22 @@ def records_of(rows: list[Row], origin: Origin, spec: DeviceSpec) -> Iterator[Re
 
 @cache
 def _launch(kernel: str) -> Launch:
-    """Returns a launch with the tile that the name of the kernel states.
+    """Returns a launch with the tile that the kernel's name contains.
 
-    The launch has no tile if the name states none, or if its split_k is unknown.
+    The launch has no tile if the name contains none, or if the kernel's split_k is unknown.
     """
     name = kernel_names.parse(kernel)
     return Launch(kernel, tile=None if name.split_k_unknown else name.tile)
 
 
 def _require_plausible(rows: list[Row], spec: DeviceSpec) -> None:
-    """Raises InputError if the unit or the GPU of a table must be wrong.
+    """Raises InputError if a table's unit or GPU must be wrong.
 
-    The median of time / roofline is then outside wide bounds, or above a narrower bound for large
-    GEMMs of tuned libraries. A wrong unit is a factor of 1,000. Good libraries are within a factor
-    of about two of the roofline, and slow kernels and small sizes within a factor of ten.
-    Collectives are not checked, because their times depend on the links.
+    The median ratio of time to roofline time must be within wide limits, and for long GEMMs of
+    tuned libraries below a narrower limit. A wrong unit changes the ratio by a factor of 1,000.
+    Good libraries are within a factor of about two of the roofline, and slow kernels and small
+    sizes within a factor of ten. Collectives are not checked, because their times depend on the
+    links.
     """
     judged = [row for row in rows if row.has_time and not isinstance(row.workload, Collective)]
     judged = judged[:: max(1, len(judged) // _MOST_JUDGED)]
@@ -409,10 +418,10 @@ def _require_plausible(rows: list[Row], spec: DeviceSpec) -> None:
 
 
 def _repeated(rows: list[Row]) -> list[list[Row]]:
-    """Groups the rows of one workload and provider that have different times.
+    """Returns groups of rows with the same workload and provider but different times.
 
-    Each group ascends in time. The groups come in descending order of the ratio of their longest to
-    their shortest time.
+    The rows of a group are sorted by time. Groups are sorted by the ratio of longest to shortest
+    time, largest first.
     """
     groups: dict[tuple[Workload, str], list[Row]] = defaultdict(list)
     for row in rows:
@@ -427,7 +436,7 @@ def _repeated(rows: list[Row]) -> list[list[Row]]:
 
 
 def _times(rows: Sequence[Row]) -> str:
-    """Formats the times of rows of one workload.
+    """Formats the times of several rows with the same workload.
 
     Example: `4096×4096×4096: 600 µs (line 2), 700 µs (line 3)`.
     """
@@ -441,7 +450,12 @@ def _times(rows: Sequence[Row]) -> str:
 
 
 def _notes(timeless: Sequence[Row], repeated: Sequence[list[Row]], no_tile: int) -> Iterator[str]:
-    """Yields one line about each kind of irregular rows, with examples."""
+    """Yields one line for each kind of irregular row, with examples.
+
+    timeless: rows without a time above 0.
+    repeated: result of `_repeated`.
+    no_tile: number of records whose kernel name contains no tile.
+    """
     if timeless:
         shown = listed([_times([row]) for row in timeless], _MOST_NAMED, "; ")
         yield f"{counted(len(timeless), 'row')} without a time above 0: {shown}"
@@ -454,11 +468,11 @@ def _notes(timeless: Sequence[Row], repeated: Sequence[list[Row]], no_tile: int)
 
 
 def _grade(workload: Workload, latency_us: float, spec: DeviceSpec, origin: Origin) -> Grade:
-    """Grades a time of a table.
+    """Grades an imported time.
 
-    A time is rejected if its rate of FLOPs is above the peak of the device. Otherwise it is graded
-    D if its rate of bytes is above the memory bandwidth, because the inputs were in a cache. All
-    remaining times are graded C, because the spread of an imported time is unknown.
+    A time is rejected if its FLOP/s are above the device's peak. Otherwise a time is graded D if
+    its bytes per second are above the memory bandwidth, because the inputs were in a cache. All
+    other times are graded C, because the spread of an imported time is unknown.
     """
     if isinstance(workload, Collective):
         return Grade("C", origin.caveats)

@@ -1,7 +1,7 @@
 """Summarizes the speed and the loss of training runs from their logs.
 
-Speeds are medians over the iterations at the last batch size, without the first iteration after
-each start. The module also names the fastest of several runs.
+Speeds are medians over the iterations with the log's last batch size. The first iteration after
+each start is left out. The module also names the fastest of several runs.
 """
 
 from collections.abc import Sequence
@@ -20,15 +20,16 @@ class TrainingSummary:
     """Summary of a training log. Values that the log does not contain are None.
 
     name: name of the log.
-    arguments: settings of the job by name (see `Iterations.arguments`), with the last gbs and seq
-        of the log.
+    arguments: settings of the job by name (see `Iterations.arguments`), with the log's last gbs
+        (global batch size) and seq.
     iterations: number of distinct iterations. An iteration that a restart repeats counts once.
     restarts: number of restarts of the job.
-    sec_per_it, tokens_per_s, tflops: medians over the iterations of the last gbs, without the first
-        iteration after each start. tokens_per_s is of the whole job, and tflops per GPU.
-    tokens_per_s_within: 95 % interval of the median of tokens_per_s.
+    sec_per_it: median time of an iteration in s.
+    tokens_per_s: median tokens per second of the whole job.
+    tokens_per_s_within: 95 % interval of the median tokens_per_s.
+    tflops: median TFLOP/s per GPU, as logged.
     first_loss, last_loss: first and last finite loss.
-    nan_losses: number of losses that are not finite; 0 if none is finite.
+    nan_losses: number of losses that are not finite; 0 if no loss is finite.
     left_out: number of lines left out, by reason.
     """
 
@@ -76,6 +77,7 @@ def summarize(name: str, found: Iterations) -> TrainingSummary:
 
 
 def _median(values: FloatArray) -> float | None:
+    """Returns the median, or None if there are no values."""
     return float(np.median(values)) if len(values) else None
 
 
@@ -84,10 +86,10 @@ def _finite(values: FloatArray) -> FloatArray:
 
 
 def _steady(found: Iterations) -> npt.NDArray[np.bool_]:
-    """Returns a mask of the iterations whose speed is representative, (n,).
+    """Returns a mask of the iterations whose speed is representative, (iterations,).
 
-    The selected iterations have the last batch size, and none is the first one after a start. If
-    there are no such iterations, the mask selects all iterations of the last batch size.
+    These iterations have the last batch size and are not the first after a start. If there are
+    none, the mask selects all iterations with the last batch size.
     """
     # While the batch size ramps up, the workload changes every few iterations. The first iteration
     # after a start fills caches.
@@ -97,9 +99,9 @@ def _steady(found: Iterations) -> npt.NDArray[np.bool_]:
 
 
 def fastest(summaries: Sequence[TrainingSummary]) -> str:
-    """Returns a sentence that names the log with the largest number of tokens per second and GPU.
+    """Returns a sentence that names the log with the most tokens per second and GPU.
 
-    The sentence is "" if no log states both its tokens per second and its number of GPUs.
+    The sentence is "" if no log contains both its tokens per second and its number of GPUs.
     """
     per_gpu = {}
     for one in summaries:

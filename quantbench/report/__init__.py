@@ -1,1 +1,1 @@
-"""Presents results as an HTML report, as plots, and as tables on the terminal."""
+"""Presents results as an HTML report, as plots, and as tables for the terminal."""

@@ -1,6 +1,6 @@
-"""Provides what plots share: the style of figures, the plotted rate, and the choice of curves.
+"""Creates matplotlib figures in a common style, and selects, labels and scales plotted curves.
 
-Figures are drawn by matplotlib and written as PNG. Curves are labelled by what distinguishes them.
+`figure` writes a figure as PNG. `rate` is the plotted quantity, for the HTML report's charts too.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ _STYLE = {"grid.color": "#ebebeb", "axes.edgecolor": "#999999"}
 #: colour of a cliff, in every plot
 CLIFF_COLOUR = "#c1272d"
 MARKERS = ("o", "s", "^", "D", "v", "P")
-# Characters per inch of a heading and of a legend, and maximum number of legend entries side by
-# side.
+# Characters per inch of a heading.
 _LETTERS_PER_IN = 14
+# Characters per inch of a legend.
 _LEGEND_LETTERS_PER_IN = 16
+# Maximum number of legend entries side by side.
 _MOST_BESIDE = 4
 # Non-Latin characters that all of matplotlib's fonts have.
 _MORE_SIGNS = "–…×·µμ→≥≤±°▼"
@@ -54,7 +55,7 @@ def figure(
 
     target: file or buffer to write to.
     size_in: width and height in inches.
-    lines, columns: numbers of panels.
+    lines, columns: number of panels down and across.
     caption: line below the title, which names GPU, dtype, library and source of the data.
     options: further keyword arguments of pyplot.subplots.
 
@@ -81,7 +82,7 @@ def figure(
             # The caption has at most about four lines.
             below = wrap(plain(caption, 4 * width), width, break_on_hyphens=False)
             drawn.suptitle("\n".join([plain(title, width), *below]), x=0.01, ha="left", fontsize=9)
-            # Without matplotlib's version in the file, equal data gives equal files.
+            # The file omits matplotlib's version, so that equal data gives equal files.
             drawn.savefig(target, dpi=_DPI, metadata={"Software": None})
         except OSError as error:
             raise StoreError(
@@ -99,7 +100,7 @@ def _legend_below(figure: Figure, panels: Iterable[Axes]) -> None:
             entries.setdefault(label, handle)
     if entries:
         width = int(_LEGEND_LETTERS_PER_IN * figure.get_figwidth())
-        # An entry also has a marker and a gap, as wide as 8 letters.
+        # An entry also has a marker and a gap, together as wide as 8 letters.
         beside = max(1, min(_MOST_BESIDE, width // (max(map(len, entries)) + 8)))
         figure.legend(
             list(entries.values()),
@@ -123,10 +124,10 @@ def plain(text: str, longest: int = 90) -> str:
 
 
 def rate(measured: Point | LayerRow) -> float:
-    """Returns the rate of a point that plots show, in the unit that `rate_unit` returns.
+    """Returns the rate of a point as plots show it, in the unit that `rate_unit` returns.
 
-    The rate is the share of peak in % if the peak is known. Otherwise it is in GFLOP/s, or in GB/s
-    if the point has no arithmetic.
+    The rate is the share of the device's peak in % if the peak is known. Otherwise the rate is in
+    GFLOP/s, or in GB/s for a point without arithmetic.
     """
     if measured.peak_share is not None:
         return 100 * measured.peak_share
@@ -143,9 +144,9 @@ def rate_unit(measured: Point | LayerRow) -> str:
 def typical(curves: Sequence[Curve], most: int) -> list[Curve]:
     """Selects at most `most` curves, evenly spread from smaller to larger work.
 
-    If there are no more than `most` curves, all are returned. Otherwise a curve is a candidate if
-    it has at least 90 % as many points as the longest curve. Of the candidates, the curves with the
-    least work are dropped: a third of the candidates, or fewer if `most` would not remain.
+    If there are at most `most` curves, all are returned. Otherwise, candidates are the curves with
+    at least 90 % as many points as the longest curve. The third of the candidates with the least
+    work is skipped, or less than a third if fewer than `most` candidates would remain.
     """
     if len(curves) <= most:
         return list(curves)
@@ -156,7 +157,7 @@ def typical(curves: Sequence[Curve], most: int) -> list[Curve]:
         return full
     last = len(full) - 1
     # The third with the least work is skipped, because small GEMMs are bound by launches and memory
-    # and show no steps. Selected curves are at least one index apart, so that no curve repeats.
+    # and show no steps. The stride is at least one index, so that no curve repeats.
     first = min(last / 3, last - (most - 1))
     return [full[round(first + (last - first) * i / max(1, most - 1))] for i in range(most)]
 
@@ -164,9 +165,8 @@ def typical(curves: Sequence[Curve], most: int) -> list[Curve]:
 def curve_names(curves: Sequence[Curve]) -> list[str]:
     """Returns a label for each curve.
 
-    A label states the values of the axes that are constant along the curve, and the provider and
-    variant if the curves differ in these. The label is the provider if there is nothing else to
-    state.
+    A label has the values of the axes that are constant along the curve. Provider and variant are
+    added if the curves differ in them. A label without any of these is the provider.
     """
     names = []
     variants = {curve.variant for curve in curves}

@@ -1,4 +1,4 @@
-"""Presents a comparison of two runs as lines of text and a table."""
+"""Presents a comparison of two runs as lines of text and a table for the terminal."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _MOST_LOST_SHOWN = 5
 
 
 def differences_lines(comparison: Comparison) -> list[str]:
-    """Lists what differs between the two runs besides the times.
+    """Lists the differences between the runs' metadata, after origins and obstacles.
 
-    Obstacles to a comparison come first.
+    Obstacles are reasons against comparing these runs, which the user has overridden.
     """
     origins = {comparison.a.info.origin, comparison.b.info.origin}
     lines = []
@@ -36,7 +36,7 @@ def differences_lines(comparison: Comparison) -> list[str]:
 
 
 def method_lines(comparison: Comparison) -> list[str]:
-    """Describes the statistical method, the margin, and the noise of the reference point."""
+    """Describes the statistical method, the margin and the reference point's noise."""
     moved = comparison.wander
     lines = [METHOD]
     margin = f"changes within {percent(comparison.tolerance)} do not count"
@@ -61,7 +61,8 @@ def method_lines(comparison: Comparison) -> list[str]:
 def result_lines(comparison: Comparison) -> list[str]:
     """Formats the number of points by kind of change, and the median ratio of all points.
 
-    Further lines state the floor of short times and the points that could not be compared.
+    Further lines are about short times near the floor, the time of an empty kernel, and about
+    points that could not be compared.
     """
     times: list[tuple[float, Measurement]] = []
     for point in comparison.points:
@@ -82,13 +83,13 @@ def result_lines(comparison: Comparison) -> list[str]:
 
 
 def failure_words(lost: Matched) -> str:
-    """Formats the failure in the second run of a point that the first run measured."""
+    """Formats the second run's failure at a point that the first run measured."""
     assert isinstance(lost.b.outcome, Failed)
     return f"{lost.b.outcome.error}: {lost.b.outcome.message}"
 
 
 def _ratio_words(ratio: float) -> str:
-    """Formats a ratio of times (B over A) as a sentence on B."""
+    """Formats a ratio of times (B over A) as a sentence about B."""
     if abs(ratio - 1) < 0.0005:  # would be shown as 0.0 %
         return "B takes as long as A"
     if ratio > 1:
@@ -97,7 +98,7 @@ def _ratio_words(ratio: float) -> str:
 
 
 def place_words(place: Place) -> str:
-    """Formats a place: `qkv hidden=4096 tp=8`."""
+    """Formats a grid point: `qkv hidden=4096 tp=8`."""
     return " ".join([place.op, *axis_words(place.axes)])
 
 
@@ -127,7 +128,7 @@ def comparison_table(comparison: Comparison) -> Table | None:
 
 
 def _cells(point: Compared) -> dict[str, str | Text]:
-    """Returns the cells of one line of the terminal table by column name."""
+    """Returns the cells of one line of the table by column name."""
     interval = "–"
     if point.low is not None and point.high is not None:
         interval = f"{point.low:.3f} … {point.high:.3f}"

@@ -1,6 +1,6 @@
-"""Defines the parts of a report's page: tables, charts, pictures and sections.
+"""Defines the content of a report: tables, charts, pictures, and the sections that contain them.
 
-The parts hold plain text, which is escaped only when the page is rendered.
+All texts are plain and are escaped only when the page is rendered (`page.render`).
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from rich.text import Text
 
 from quantbench.analysis.summary import Point
 
-#: colours of curves that people with any colour vision can tell apart (Okabe and Ito, "Color
-#: Universal Design", https://jfly.uni-koeln.de/color/). The vermilion of this palette is left out,
+#: colours of curves that people with any colour vision can distinguish (Okabe and Ito, "Color
+#: Universal Design", https://jfly.uni-koeln.de/color/). The palette's vermilion is left out,
 #: because it is too close to the red of a cliff.
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#666666")
 
-#: function that returns the caption of a plot of the given points, as `source.picture_caption` does
+#: function from points to the caption of their plot, such as `source.picture_caption` for one run
 Caption = Callable[[Sequence[Point]], str]
 
 
@@ -29,7 +29,7 @@ class Table:
     """A table for the page and the terminal.
 
     head: column names. A column whose name begins with `>` is aligned to the right.
-    rows: cells of each row. The page shows a styled text without its style.
+    rows: cells of each row. The style of a Text is shown only on the terminal.
     whole: indices of columns that are never folded.
     """
 
@@ -43,7 +43,7 @@ class Dot:
     """A point of a curve.
 
     low, high: interval of y.
-    words: text that is shown when the reader points at the dot.
+    words: text that is shown while the reader points at the dot.
     """
 
     x: float
@@ -94,9 +94,10 @@ class Card:
     """A chart or a picture with its explanations.
 
     caption: text that names GPU, dtype, library and source of the data.
+    chart: chart; None if the card has a picture.
     picture: `data:` URL of a picture; "" if the card has a chart.
-    note: message about what the chart leaves out, or "".
-    table: number, place, cost and cause of each numbered mark.
+    note: text on curves and marks that the chart leaves out; "" for none.
+    table: number, sizes, extra time and cause of each numbered mark; None without such marks.
     kernels: (label, full name) of each kernel that ran.
     """
 
@@ -114,8 +115,8 @@ class Section:
     """A section of the page.
 
     id: identifier of the section in the HTML page.
-    note: text below the title, or "".
-    lines: texts of a list.
+    note: text below the title; "" for none.
+    lines: texts that are shown as a list.
     folded: whether the section is closed until the reader opens it.
     """
 
@@ -136,7 +137,7 @@ def embedded(png: bytes) -> str:
 def file_name(text: str) -> str:
     """Returns a text that is safe as a file name.
 
-    One or more characters in a row that are not ASCII letters, digits, dots, underscores or dashes
-    become one dash.
+    Each run of characters other than ASCII letters, digits, dots, underscores and dashes becomes
+    one dash.
     """
     return re.sub("[^A-Za-z0-9._-]+", "-", text)

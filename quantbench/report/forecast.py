@@ -1,4 +1,4 @@
-"""Presents the predicted times of sizes as a table and in sentences."""
+"""Presents predicted times as a terminal table and as sentences, for `quantbench predict`."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from quantbench.units import dashed, latency, percent
 
 # Rates below this number of TFLOP/s are shown as "<0.001".
 _LEAST_RATE = 0.001
-# Maximum number of places that a sentence names. Further places are only counted.
+# Maximum number of grid points that a sentence names. Further grid points are only counted.
 _MOST_NAMED = 8
-# A place is named if it is expected to lose at least this fraction of its time against the best
-# kernel.
+# A grid point is named if it is expected to be slower than the cost model's best kernel by at least
+# this fraction.
 _LEAST_SLOWER = 0.10
-# A place is named if its time is predicted to rise by more than this fraction from m to m + 1.
+# A grid point is named if its time is predicted to rise by more than this fraction from m to m + 1.
 _CLIFF = 0.10
 
 
 def forecast_table(rows: Sequence[PredictedPlace]) -> Table:
-    """Builds the terminal table of a prediction, with one line per place.
+    """Builds the terminal table of a prediction, with one line per grid point.
 
-    A line has the time, the rate, the share of peak and details of the worst op. The table needs
-    about 120 columns; on a narrower terminal the last column is folded.
+    A line has the time, the rate, the share of peak and details of the worst op. The table is about
+    120 characters wide; on a narrower terminal, the last column is folded.
     """
     best = max((row.peak_share or 0.0 for row in rows), default=0.0)
     lines = [_cells(row, best) for row in rows]
@@ -84,7 +84,7 @@ def _rate(tflops: float) -> str:
 
 
 def rises_in_words(rows: Sequence[PredictedPlace]) -> str:
-    """Returns a sentence on the places where one more row (m + 1) is predicted to cost over 10 %.
+    """Returns a sentence on the grid points whose time rises by over 10 % from m to m + 1.
 
     Returns "" if no rise is known.
     """
@@ -104,11 +104,11 @@ def rises_in_words(rows: Sequence[PredictedPlace]) -> str:
 
 
 def slower_in_words(rows: Sequence[PredictedPlace]) -> str:
-    """Returns a sentence on the places that lose 10 % or more of their time to a slow kernel.
+    """Returns a sentence on the grid points that a slow kernel makes 10 % or more slower.
 
-    At such a place, similar measured GEMMs were slower than the best kernel of the cost model (see
-    `analysis.forecast.slower_than_best_kernel`). The sentence states likely reasons. Returns "" if
-    there is no such place.
+    At such a grid point, similar measured GEMMs were slower than the cost model's best kernel
+    (`analysis.forecast.slower_than_best_kernel`). The sentence gives likely reasons. Returns "" if
+    there is no such grid point.
     """
     found = []
     for row in rows:
@@ -122,13 +122,13 @@ def slower_in_words(rows: Sequence[PredictedPlace]) -> str:
 
 
 def _place(row: PredictedPlace, words: str) -> str:
-    """Formats a place with words in brackets: `m = 4097 (12 %, 10 % to 14 %)`."""
+    """Formats a grid point with words in brackets: `m = 4097 (12 %, 10 % to 14 %)`."""
     sizes = " ".join(f"{name} = {size}" for name, size in row.axes.items())
     return f"{sizes} ({words})"
 
 
 def _listed(places: Sequence[str]) -> str:
-    """Lists the first places, and counts the others."""
+    """Lists the first grid points, and counts the remaining ones."""
     unnamed = len(places) - _MOST_NAMED
     more = f" and {unnamed} more" if unnamed > 0 else ""
     return ", ".join(places[:_MOST_NAMED]) + more

@@ -10,16 +10,16 @@ from quantbench.report.comparison import failure_words, place_words
 from quantbench.store.record import Place, Record
 from quantbench.units import latency
 
-# Characters that XML 1.0 does not allow (https://www.w3.org/TR/xml/#charsets). Kernel names and
-# messages may contain them.
+# Characters that XML 1.0 does not allow (https://www.w3.org/TR/xml/#charsets), although kernel
+# names and messages may contain them.
 _NO_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def write_junit(comparison: Comparison, path: Path) -> None:
     """Writes a comparison as JUnit XML, with one test case per point.
 
-    Slower points, and points that fail only in the second run, are failures. Unclear points are
-    skipped cases with the reason, and all other points pass. Characters that XML 1.0 does not allow
+    Slower points are failures, and so are points that fail only in the second run. Unclear points
+    are skipped cases with the reason. All other points pass. Characters that XML 1.0 does not allow
     become `?`.
 
     Raises StoreError if the file cannot be written.
@@ -69,7 +69,7 @@ def write_junit(comparison: Comparison, path: Path) -> None:
 
 
 def _case(suite: Element, record: Record, place: Place, time_s: float) -> Element:
-    """Adds a test case that is named by provider and place, and returns it."""
+    """Adds a test case, which is named after provider and grid point, and returns the case."""
     return SubElement(
         suite,
         "testcase",

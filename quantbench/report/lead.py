@@ -1,6 +1,6 @@
-"""Builds the first screen of a report, which lists the sizes that lose time.
+"""Builds the first screen of a report, which lists the sizes that lose throughput.
 
-A size loses if it runs at a lower rate than a better size nearby. Each row states the loss, its
+A size loses if it runs at a lower rate than a better size nearby. Each row shows the loss, its
 cause and the better size.
 """
 
@@ -20,10 +20,10 @@ from quantbench.units import dashed, latency, percent
 
 # Maximum number of rows in the table of the first screen; the table of all sizes has the rest.
 _MOST_ROWS = 12
-# From this many curves on, each row summarizes one size over all curves.
+# With this many curves or more, each row summarizes one size over all curves.
 _MANY_CURVES = 13
-# In a row over many shapes, the most frequent cause is given alone if more than this fraction of
-# the shapes that lose have this cause. Otherwise the two most frequent causes are given.
+# A row over many shapes shows only the most frequent cause if more than this fraction of the losing
+# shapes have it. Otherwise the row shows the two most frequent causes.
 _COMMON_CAUSE = 0.5
 
 
@@ -33,12 +33,12 @@ class SlowSize:
 
     size: slow size, or range of adjacent slow sizes.
     loses: throughput lost against the better size.
-    interval: interval of the loss, or "".
-    bar: loss over the largest loss in the table, 0 to 1, for the bar behind the cell.
+    interval: interval of the loss; "" if it is unknown.
+    bar: loss over the table's largest loss, 0 to 1, for the bar behind the cell.
     instead: better size.
     why: cause of the loss.
     trust: worst grade of the compared rows.
-    details: provider and values of other axes, or the number of shapes that lose.
+    details: provider and values of the other axes, or the number of shapes that lose.
     """
 
     size: str
@@ -76,11 +76,12 @@ class Lead:
 def lead_of(rows: Sequence[LayerRow], axes: Sequence[str], check: RunCheck) -> Lead:
     """Builds the first screen of a run.
 
-    If no two sizes are close, each size is compared with all sizes from half to twice the size.
+    Each size is compared with the sizes up to NEAR smaller. If no two sizes are that close, it is
+    compared with all sizes from half to twice the size.
 
-    rows: measured places of the run.
-    axes: axes of the run, of which the one with the largest total loss is shown. Of equal losses,
-        the axis with more values is shown.
+    rows: measured grid points of the run.
+    axes: axes of the run. The axis with the largest total loss is shown, and of several such axes
+        the one with the most values.
     check: analysis of the run, which explains the losses.
     """
     axis = ""
@@ -133,12 +134,12 @@ def lead_of(rows: Sequence[LayerRow], axes: Sequence[str], check: RunCheck) -> L
 
 
 def _has_neighbours(curve: Sequence[LayerRow]) -> bool:
-    """Returns whether any two neighbouring rows of a curve are near (see `_are_near`)."""
+    """Returns whether any two neighbouring rows of a curve are close (`_are_near`)."""
     return any(starmap(_are_near, pairwise(curve)))
 
 
 def _are_near(smaller: LayerRow, larger: LayerRow) -> bool:
-    """Returns whether no axis value of `smaller` is below that of `larger` by more than NEAR."""
+    """Returns whether each axis value of `smaller` is at least 1 − NEAR times that of `larger`."""
     return all(larger.axes[name] * (1 - NEAR) <= value for name, value in smaller.axes.items())
 
 
@@ -172,8 +173,7 @@ def _row(
     stretch: one group of `_stretches`.
     varied: axes whose values are shown in the details.
     several_providers: whether the provider is shown in the details.
-    most: largest loss of all sizes, as a fraction of the throughput. The row with this loss has a
-        full bar.
+    most: largest loss of all sizes, as a fraction of the throughput, which gets a full bar.
     """
     worst = max(stretch, key=lambda b: b.loss)
     first = stretch[0]
@@ -206,9 +206,9 @@ def _row(
 
 
 def _over_shapes(axis: str, bad: Sequence[BadSize], curves: int, check: RunCheck) -> Lead:
-    """Builds the first screen of a run of many shapes, where a row is one size over all shapes.
+    """Builds the first screen of a run of many shapes, with one row per size for all shapes.
 
-    A row states the number of shapes that lose at the size, and their median and largest loss.
+    A row shows the number of shapes that lose at the size, and their median and largest loss.
 
     curves: number of shapes.
     """

@@ -1,7 +1,8 @@
-"""Builds the charts of a report, which show rates along an axis and the cliffs on them.
+"""Builds the charts of an HTML report, which show rates along an axis.
 
-A chart has at most four curves, because more cannot be told apart. The note of a chart says what
-the chart leaves out.
+A chart of one op has numbered cliffs, jumps in time between neighbouring sizes, with their causes.
+The chart of all ops together marks the sizes that lose throughput. A chart has at most four curves,
+because more could not be distinguished; the chart's note says what is left out.
 """
 
 from __future__ import annotations
@@ -36,10 +37,11 @@ _EVIDENCE_WORDS = {
     "arithmetic": "by arithmetic",
     "clock": "by the clock",
 }
-# Maximum numbers of curves in one chart, of ops (and so charts) along one axis, and of kernels
-# listed below a chart.
+# Maximum number of curves in one chart.
 _MOST_CURVES = 4
+# Maximum number of ops, with one chart each, along one axis.
 _MOST_OPS = 12
+# Maximum number of kernels that are listed below a chart.
 _MOST_KERNELS = 10
 # Maximum number of numbered cliffs or of labelled losses in one chart.
 _MOST_NUMBERED = 6
@@ -53,8 +55,8 @@ def axis_section(
     Returns None if there are no curves.
 
     every: all curves along the axis.
-    check: analysis of the whole run, whose cliffs are numbered in the charts.
-    caption: function that returns the caption of a chart of points.
+    check: analysis of the whole run, which contains the cliffs.
+    caption: function from points to the caption of their chart.
     """
     if not every:
         return None
@@ -75,9 +77,9 @@ def axis_section(
 
 
 def _that_vary(curves: Sequence[Curve]) -> tuple[dict[str, list[Curve]], list[str]]:
-    """Returns the curves along which the workload changes, and the ops without such a curve.
+    """Returns the curves along which the workload changes by op, and the ops without such curves.
 
-    The curves are keyed by op. Of curves with the same points, one is returned.
+    Only one of several curves with the same points is returned.
     """
     found: dict[str, list[Curve]] = {}
     known: set[tuple[str, ...]] = set()
@@ -142,7 +144,7 @@ def _line(name: str, measured: Sequence[Point | LayerRow], axis: str) -> Line:
 
 
 def _dot(measured: Point | LayerRow, axis: str) -> Dot:
-    """Returns the dot of a point or row, whose text states size, time, rate, kernel and grade."""
+    """Returns the dot of a point or row, with a text of its size, time, rate, kernel and grade."""
     size = measured.axes[axis]
     height = rate(measured)
     words = [
@@ -165,7 +167,7 @@ def _dot(measured: Point | LayerRow, axis: str) -> Dot:
 
 
 def _place_key(point: Point) -> tuple[object, ...]:
-    """Returns a key that identifies the place of a point in any reading of the run."""
+    """Returns a key that identifies a point's workload and grid point in any copy of the run."""
     return (point.key, point.op, *point.axes.items())
 
 
@@ -177,11 +179,12 @@ def cost_words(cliff: Cliff | CommonCliff) -> str:
 def losses_card(
     rows: Sequence[LayerRow], bad: Sequence[BadSize], axis: str, caption: str
 ) -> Card | None:
-    """Builds the card with the rate of all ops of a place together, over an axis.
+    """Builds the card with the rate of all ops together over an axis.
 
-    The sizes that lose are marked in red. The chart has up to four curves, those with the largest
-    total loss. Returns None if no curve has two sizes.
+    The sizes that lose are marked in red. The chart has the curves with the largest total loss, at
+    most four. Returns None if no curve has two sizes.
 
+    rows: measured grid points of the run.
     bad: sizes that run at a lower rate than a better size nearby.
     """
     losses = {id(one.row): one for one in sorted(bad, key=lambda one: one.loss)}
@@ -207,9 +210,9 @@ def losses_card(
 
 
 def _loss_marks(slow: Sequence[BadSize]) -> tuple[Mark, ...]:
-    """Returns a mark for every size that loses, and labels the largest losses.
+    """Returns a mark for every size that loses. The largest losses are labelled.
 
-    Of the sizes that lose against the same better size, only the worst is labelled.
+    Among sizes that lose against the same better size, only the worst is labelled.
     """
     worst: dict[int, BadSize] = {}
     for one in slow:

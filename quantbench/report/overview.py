@@ -1,4 +1,4 @@
-"""Draws heat maps that show the rates of a run over pairs of axes."""
+"""Draws heat maps of a run's rates over pairs of axes, for the HTML report."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from quantbench.units import axis_words, dashed
 # Pairs of axes that are shown before all other pairs.
 _FIRST = (("hidden", "mbs"), ("heads", "tp"), ("n", "m"), ("k", "n"))
 _MOST_MAPS = 4
-# A slice of the run is a candidate for a map if it has at least this fraction of the places that
-# the fullest slice has.
+# A slice of the run is a candidate for a map if it has at least this fraction of the grid points in
+# the fullest slice.
 _FULL = 0.9
 # Maximum number of cells that are labelled with their value.
 _MOST_LABELLED = 130
@@ -27,12 +27,12 @@ _MOST_LABELLED = 130
 def maps_section(rows: Sequence[LayerRow], axes: Sequence[str], caption: Caption) -> Section | None:
     """Builds the section with up to four heat maps, each over two axes that vary in the run.
 
-    Returns None if no map would vary along both of its axes. A map shows one provider and one value
-    of each other axis (see `_middle_slice`).
+    A map shows one provider and one value of each other axis (`_middle_slice`). Returns None if no
+    map would have several values along both axes.
 
-    rows: measured places of the run.
+    rows: measured grid points of the run.
     axes: names of the axes.
-    caption: function that returns the caption of a plot of points.
+    caption: function from points to the caption of their plot.
     """
     values = {axis: len(values_along(rows, axis)) for axis in axes}
     varied = [axis for axis in axes if values[axis] > 1]
@@ -66,9 +66,10 @@ def _middle_slice(
     """Selects the slice of the rows that a map over two axes shows.
 
     A slice has one provider and one value of each axis other than `x_axis` and `y_axis`. Candidates
-    are the slices with at least 90 % as many measured places as the fullest slice. Of these, the
-    slice with the median total time is selected. Returns its provider and its values as texts, and
-    its rows.
+    are the slices with at least 90 % as many measured grid points as the fullest slice. The
+    candidate with the median total time is selected.
+
+    Returns the slice's provider and axis values as texts, and the slice's rows.
     """
     slices: dict[tuple[str, ...], list[LayerRow]] = defaultdict(list)
     for row in rows:
@@ -93,10 +94,10 @@ def draw_heat_map(
 ) -> bytes:
     """Returns a heat map of the rates as a PNG.
 
-    A cell is one place. The cells of places that were not measured stay empty.
+    A cell is one grid point. Cells without a measured grid point stay empty.
 
     rows: rows of one slice.
-    caption: line below the title, as in `canvas.figure`.
+    title, caption: texts above the map, as in `canvas.figure`.
     """
     import seaborn as sns
 
@@ -105,7 +106,7 @@ def draw_heat_map(
     cells = np.full((len(y), len(x)), np.nan)
     for row in rows:
         cells[y.index(row.axes[y_axis]), x.index(row.axes[x_axis])] = rate(row)
-    # Each row of cells adds 0.26 in. A map of few rows is higher, so that it stays readable.
+    # Each row of cells adds 0.26 in. A map with few rows gets extra height to stay readable.
     height_in = min(6.5, 1.6 + 0.26 * len(y) + (0.6 if len(y) < 6 else 0.0))
     drawn = BytesIO()
     with figure(drawn, (6.8, height_in), title=title, caption=caption) as panels:

@@ -1,4 +1,4 @@
-"""Writes the report of a run as one HTML page that needs no other files."""
+"""Writes the report of a run as a self-contained HTML page; see `write_report`."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ from quantbench.sweep.options import options_from_json
 from quantbench.units import axis_words, dashed
 
 PAGE = "report.html"
-# Maximum number of families of curves whose steps are explained on the first screen. The section on
-# steps explains all of them.
+# Maximum number of families, which are curves of one op, dtype and provider, whose steps the first
+# screen explains. The section on steps explains all families.
 _MOST_EXPLAINED = 2
 
 
@@ -66,8 +66,9 @@ class Page:
         warning.
     facts: (name, value) pairs for the foot of the page.
     lead: first screen; None if nothing was measured.
-    lead_card: chart of the sizes that lose; None if there is none.
-    explanation: causes of the steps and the floor of short times, or "".
+    lead_card: chart of the sizes that lose; None if there is no chart.
+    explanation: text on the causes of the steps, and on short times near the floor, the time of an
+        empty kernel; "" for none.
     origin: text after "Made by quantbench" in the last line.
     """
 
@@ -95,15 +96,14 @@ class Written:
 
 
 def write_report(run: Run, output: Path, where: Mapping[str, int] | None = None) -> Written:
-    """Writes the page of a run.
+    """Writes the report of a run.
 
     output: file whose name ends in .html or .htm, or folder for report.html. Missing folders are
         created.
-    where: axis values. Only points with these values are shown, but causes and rules still use the
-        whole run.
+    where: required value of each axis; None to show all points. Only points with these values are
+        shown, but causes and rules are still found from the whole run.
 
-    Raises StoreError if the page cannot be written, and InputError if no point has the values
-    `where`.
+    Raises StoreError if the page cannot be written, and InputError if no point has these values.
     """
     shown = points_where(points_of(run.records, run.info.device), where or {})
     page = build_page(run, shown, where or {})
@@ -123,7 +123,7 @@ def build_page(run: Run, points: Sequence[Point], where: Mapping[str, int]) -> P
     """Builds the page of a run.
 
     points: points of the run to show.
-    where: axis values by which these points were selected; empty for the whole run.
+    where: axis values with which the points were selected; empty for all points.
     """
     info = run.info
     caption = partial(picture_caption, info)
@@ -182,7 +182,7 @@ def build_page(run: Run, points: Sequence[Point], where: Mapping[str, int]) -> P
 
 
 def _subtitle(run: Run, rows: Sequence[LayerRow]) -> str:
-    """Formats id, origin, providers, dtypes and start of a run in one line."""
+    """Formats a run's id, origin, providers, dtypes and time of start in one line."""
     info = run.info
     origin = "measured on this device" if info.origin == "measured" else info.origin
     providers: dict[str, None] = {}
@@ -229,7 +229,7 @@ def _banners(run: Run, points: Sequence[Point]) -> list[tuple[str, str, str]]:
 def render(page: Page) -> str:
     """Renders the page as HTML, with every text escaped.
 
-    A name in the template that is not defined raises an error.
+    Raises an error if the template uses an undefined name.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -244,8 +244,7 @@ def render(page: Page) -> str:
     script = ""
     cards = [card for section in page.sections for card in section.cards]
     if page.lead_card is not None or any(card.chart for card in cards):
-        # The content security policy of the page allows only this script, which it identifies by
-        # its digest.
+        # The page's content security policy allows only the script with this digest.
         script = "\n".join(template_text(name) for name in ("uplot.min.js", "charts.js"))
     digest = base64.b64encode(sha256(script.encode()).digest()).decode("ascii")
     template = environment.get_template("report.html.j2")
@@ -253,12 +252,12 @@ def render(page: Page) -> str:
 
 
 def template_text(name: str, package: str = "quantbench.report") -> str:
-    """Reads a file of a package's folder `templates`."""
+    """Reads a file in the folder `templates` of a package."""
     return (files(package) / "templates" / name).read_text(encoding="utf-8")
 
 
 def _fit_to_show(value: object) -> object:
-    """Removes the style of a text, and its control and bidirectional characters.
+    """Removes a text's style, and escapes its control and other invisible characters.
 
     Values of other types, such as escaped markup, are returned unchanged.
     """

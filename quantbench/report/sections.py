@@ -1,7 +1,7 @@
 """Builds the sections of a report that consist of text and tables.
 
-The sections explain the steps, judge the rules of thumb, and state the quality of the measurements,
-all sizes and the method.
+There are sections on the causes of the steps in time, the rules of thumb, the quality of the
+measurements, all measured sizes, and how the run was measured.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ from quantbench.store.folder import Run
 from quantbench.store.record import Failed, Measured, Record, Skipped
 from quantbench.units import dashed, duration, percent, signed_percent
 
-# Maximum number of further tiles that one line names because they give the same staircase, and of
-# rows in the table of steps that many shapes share.
+# Maximum number of further tiles that one line names because they give the same staircase, the
+# steps in time over size that a tile's waves cause.
 _MOST_ALIKE = 3
+# Maximum number of rows in the table of steps that many shapes share.
 _MOST_COMMON = 24
 _VERDICT_STYLE = {"CONFIRMED": "green", "REFUTED": "red", "INCONCLUSIVE": "yellow"}
 
@@ -41,7 +42,7 @@ _VERDICT_STYLE = {"CONFIRMED": "green", "REFUTED": "red", "INCONCLUSIVE": "yello
 def steps_section(check: RunCheck) -> Section | None:
     """Builds the section on the causes of the steps, with a table of steps that many shapes share.
 
-    Returns None if there is neither a cause nor a shared step.
+    Returns None if the run has neither a known cause nor a shared step.
     """
     lines = [*check.padding, *map(period_words, check.periods)]
     if check.falls:
@@ -57,7 +58,9 @@ def steps_section(check: RunCheck) -> Section | None:
 
 
 def period_words(period: Period) -> str:
-    """Formats which tile explains the steps of a family of curves, and how surely.
+    """Formats which tile explains the steps of a family of curves, and with what certainty.
+
+    A family is the curves of one op, dtype and provider along an axis.
 
     Example: `m, gemm bf16 nt by torch.mm: 128x256 tile on 108 SMs explains the steps (…)`.
     """
@@ -86,9 +89,9 @@ def period_words(period: Period) -> str:
 
 
 def _common_table(common: Sequence[CommonCliff]) -> Table | None:
-    """Builds the table of steps, or returns None if there are none.
+    """Builds the table of steps that many shapes share; None if there are none.
 
-    common: steps that many shapes share, largest first.
+    common: shared steps, largest first.
     """
     several = len({(one.provider, one.variant) for one in common}) > 1
     lines = []
@@ -111,15 +114,15 @@ def _common_table(common: Sequence[CommonCliff]) -> Table | None:
 
 
 def _group_words(group: tuple[float, int] | None) -> str:
-    """Formats the relative change of time in a group of curves, and the number of curves.
+    """Formats the relative change in time in a group of curves, and the number of curves.
 
-    group: median ratio of the times and number of curves; None if the group is empty.
+    group: median ratio of the times, and number of curves; None if the group is empty.
     """
     return "–" if group is None else f"{signed_percent(group[0] - 1)} ({group[1]})"
 
 
 def rules_section(verdicts: Sequence[Verdict], spec: DeviceSpec) -> Section | None:
-    """Builds the section of verdicts on the rules of thumb, with a list of the untested rules.
+    """Builds the section with the verdicts on the rules of thumb, and a list of untested rules.
 
     Returns None if there are no verdicts.
     """
@@ -144,7 +147,7 @@ def rules_section(verdicts: Sequence[Verdict], spec: DeviceSpec) -> Section | No
 
 
 def _effect(verdict: Verdict) -> str:
-    """Formats the cost of breaking a rule with its interval, and what tiles and waves predict."""
+    """Formats the cost of breaking a rule with its interval, and the cost from tiles and waves."""
     if verdict.effect is None or verdict.low is None or verdict.high is None:
         return "–"
     text = f"{_change(verdict.effect)} ({_change(verdict.low)} to {_change(verdict.high)})"
@@ -154,15 +157,16 @@ def _effect(verdict: Verdict) -> str:
 
 
 def _change(ratio: float) -> str:
-    """Formats a ratio of times as a relative change, and avoids −0.0 %."""
+    """Formats a ratio of times as a relative change, with 0.0 % in place of −0.0 %."""
     text = percent(ratio - 1).replace("-", "−")
     return "0.0 %" if text == "−0.0 %" else text
 
 
 # Maximum number of rows in the table of all sizes; records.jsonl has all of them.
 _MOST_ROWS = 400
+# Maximum number of reasons for bad grades, skipped and failed points.
 _MOST_REASONS = 14
-# Reasons that differ only in their numbers are counted together.
+# Numbers in reasons. Reasons that differ only in their numbers are counted together.
 _FIGURE = re.compile(r"[-+±]?\d+(?:\.\d+)?")
 _GRADE_WORDS = {
     "A": "steady, cold as asked, clock steady",
@@ -176,8 +180,8 @@ _GRADE_WORDS = {
 def trust_section(run: Run) -> Section:
     """Builds the section on the quality of the measurements.
 
-    The section has the number of points by grade, the reasons for bad grades, skipped and failed
-    points, and the ranges of the device's state.
+    The section shows the number of points by grade, the reasons for bad grades, skipped and failed
+    points, and the ranges of clock, temperature and power.
     """
     points: Counter[str] = Counter()
     for record in run.records:
@@ -194,7 +198,7 @@ def trust_section(run: Run) -> Section:
 
 
 def trust_lines(run: Run) -> list[str]:
-    """Counts the points below grade A, the skipped and the failed points by reason.
+    """Counts the points below grade A, the skipped points and the failed points by reason.
 
     Reasons that differ only in their numbers are counted together. The most frequent reasons come
     first.
@@ -228,8 +232,8 @@ def trust_lines(run: Run) -> list[str]:
 def state_words(records: Sequence[Record]) -> str:
     """Formats the ranges of the device's SM clock, temperature and power during the run.
 
-    The range of the reference point's time is added, relative to its first time. Returns "" if
-    nothing is known.
+    The range of the reference point's time relative to its first time is added. Returns "" if no
+    value is known.
     """
     seen: dict[str, list[float | None]] = defaultdict(list)
     first_us: dict[str, float] = {}  # by key: a run on many devices has several references
@@ -255,7 +259,10 @@ def state_words(records: Sequence[Record]) -> str:
 
 
 def sizes_section(rows: Sequence[LayerRow], check: RunCheck) -> Section:
-    """Builds the folded section of all sizes, with one row per place and provider (at most 400)."""
+    """Builds the folded section of all sizes, with one row per grid point and provider.
+
+    At most _MOST_ROWS rows are shown.
+    """
     notes = [ops_line(rows)]
     if len(rows) > _MOST_ROWS:
         shown = f"the first {_MOST_ROWS} of {len(rows)} sizes"
@@ -265,9 +272,9 @@ def sizes_section(rows: Sequence[LayerRow], check: RunCheck) -> Section:
 
 
 def how_section(run: Run) -> Section:
-    """Builds the folded section with all that is needed to repeat the run.
+    """Builds the folded section with the information for repeating the run.
 
-    The section lists the options, versions of software, environment variables and device constants.
+    The section lists options, software versions, environment variables and device constants.
     """
     info = run.info
     device = info.device

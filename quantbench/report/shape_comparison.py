@@ -1,8 +1,8 @@
 """Compares the transformer shapes of a run by their measured times.
 
-The first shape is the reference. The gain of another shape is the relative increase (ratio − 1) of
-its tokens per second over those of the first shape. The rates are compared at equal parameters,
-which means that the ratio is multiplied by the ratio of the two shapes' parameters.
+The first shape is the reference. Another shape's gain is the ratio of its tokens per second to the
+first shape's, minus 1. The ratio is taken at equal parameters: it is multiplied by the shape's
+number of parameters over the first shape's.
 """
 
 from __future__ import annotations
@@ -32,16 +32,15 @@ class MeasuredShape:
     number: position of the shape in the list, from 1.
     name: name of the shape.
     library: library that ran the ops.
-    layer_us: time of all ops of one layer, forward and backward, each op counted once; None if an
-        op is missing.
+    layer_us: time of one layer's ops, forward and backward, each op counted once; None if an op is
+        missing.
     logits_us: time of the logits ops; None if an op is missing.
-    missing: ops that were measured for the first shape but not for this one.
-    gain: measured gain over the first shape, as defined by the module; None if an op is missing.
-    predicted: predicted gain over the first shape; None if the run states none.
-    verdict: whether the measured gain agrees with the predicted gain, in words; "" if this is not
-        judged.
-    left_out: planned ops that the library did not run for the first shape. They are left out of the
-        times of all shapes.
+    missing: ops that were measured for the first shape but not for this shape.
+    gain: measured gain over the first shape, as the module defines it; None if an op is missing.
+    predicted: predicted gain over the first shape; None if the run has no prediction.
+    verdict: text on whether the measured gain agrees with the prediction; "" if it is not judged.
+    left_out: planned ops that the library did not run for the first shape. These ops are left out
+        of the times of all shapes.
     """
 
     number: int
@@ -61,15 +60,15 @@ def compare_shapes(
 ) -> tuple[MeasuredShape, ...]:
     """Compares each shape with the first shape, for each library (torch, triton, …).
 
-    If several kernels of a library ran an op, the fastest kernel counts.
+    If several kernels of a library ran an op, the fastest kernel's time is used.
 
     points: measured points of the run.
-    models: shapes in the order in which the run lists them.
+    models: shapes in the run's order.
     """
     found: dict[str, dict[int, dict[str, Point]]] = defaultdict(lambda: defaultdict(dict))
     for point in points:
-        # The library of `torch.mm` is `torch`. A user-defined kernel, `package.module:Class`, is a
-        # library of its own.
+        # The library of `torch.mm` is `torch`. A user-defined kernel, `package.module:Class`,
+        # counts as a separate library.
         library = point.provider if ":" in point.provider else point.provider.partition(".")[0]
         ops = found[library][point.axes[SHAPE_DIM]]
         if point.op not in ops or point.latency_us < ops[point.op].latency_us:
@@ -105,9 +104,10 @@ def compare_shapes(
 
 
 def _verdict(shape: MeasuredShape, gain: Gain) -> str:
-    """Compares a measured gain with its prediction, in words.
+    """Returns text on whether a measured gain agrees with its prediction.
 
-    Returns "" if the shape has no prediction, or if ops that the prediction includes are left out.
+    Returns "" for the first shape, for a shape without a prediction, and if ops are left out that
+    the prediction includes.
     """
     predicted = shape.predicted
     if predicted is None or shape.number == 1 or shape.left_out:
@@ -125,12 +125,12 @@ def _gain(
 ) -> Gain:
     """Computes the gain of a shape over the shape `asked` from the summed times of their ops.
 
-    The time of an op counts as often as the shape runs the op. Vocabulary entries beyond those of
-    `asked` do not count as parameters.
+    An op's time is multiplied by the number of times that the shape runs the op. Vocabulary entries
+    beyond those of `asked`, which only pad the vocabulary, do not count as parameters.
 
-    For the interval, an op's relative error is weighted by the op's fraction of the total time of
-    its shape. A workload that both shapes have was measured once, so its weight is the difference
-    between its fractions in the two shapes.
+    The gain's interval follows from the relative errors of the ops, each weighted by the op's
+    fraction of its shape's total time. A workload that both shapes have was measured once, so its
+    weight is the difference between its fractions in the two shapes.
 
     first: ops of the shape `asked`.
     ops: ops of `shape` by label. Ops that are not in `first` are ignored.
@@ -152,10 +152,10 @@ def _gain(
 
 
 def comparison_section(shapes: Sequence[MeasuredShape]) -> Section:
-    """Builds the section with a table of the shapes, its legend and the ops that are left out.
+    """Builds the section with a table of the shapes, a legend, and the ops that are left out.
 
-    A line of the table is one shape with one library, which is named only if there are several
-    libraries. On a terminal, significant gains are green and significant losses are red.
+    The table has one line per shape and library. Libraries are named only if there are several. On
+    a terminal, significant gains are green and significant losses are red.
     """
     several = len({one.library for one in shapes}) > 1
     lines = []
@@ -188,7 +188,10 @@ _words = attrgetter("words")
 
 
 def _styled(gain: Gain | None) -> Text:
-    """Formats a gain: green if surely above 0, red if surely below 0; "" if it is None."""
+    """Formats a gain, in green if its interval is above 0 and in red if it is below 0.
+
+    The result is "" if the gain is None.
+    """
     text = Text(shown(gain, _words))
     if gain is not None and gain.low > 0:
         text.stylize("bold green")
@@ -200,7 +203,7 @@ def _styled(gain: Gain | None) -> Text:
 def comparison_sentence(shapes: Sequence[MeasuredShape]) -> str:
     """Returns a sentence that names the shape whose gain has the highest lower bound.
 
-    If no shape is surely faster than the first shape, the sentence says so.
+    If no lower bound is above 0, the sentence says that no shape is surely faster than the first.
     """
     gains = [(one.gain, one.name) for one in shapes if one.number > 1 and one.gain is not None]
     first = shapes[0].name

@@ -1,4 +1,4 @@
-"""Selects the points that a report shows, and states where their times come from."""
+"""Selects the points that a report shows (`--where`), and formats the captions of its plots."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from quantbench.store.record import Record
 from quantbench.store.run import RunInfo
 from quantbench.units import dashed
 
-# Software whose version a run records although it contains no kernels.
+# Software that contains no kernels, although runs record its version.
 _NO_LIBRARIES = ("quantbench", "python", "os", "numpy", "aiconfigurator")
 
 
 def picture_caption(info: RunInfo, points: Iterable[Point | Record]) -> str:
-    """Formats the caption of a plot, which names device, dtypes, libraries and origin of its data.
+    """Formats the caption of a plot: device, dtypes, libraries, and origin of the data.
 
     Example: `a100-sxm4-80gb · bf16 · sglang 0.5.10 · imported from aiconfigurator-core`.
 
@@ -37,8 +37,8 @@ def picture_caption(info: RunInfo, points: Iterable[Point | Record]) -> str:
 def _libraries(info: RunInfo, providers: set[str]) -> str:
     """Returns the name and version of each library whose kernels ran, separated by commas.
 
-    Providers other than torch and Triton are added by name, except in an imported run whose
-    software names a library.
+    Providers other than torch and Triton are added by name. For an imported run, they are added
+    only if the run's software includes no library.
     """
     unused = {*_NO_LIBRARIES}
     if not any(provider.startswith("triton") for provider in providers):
@@ -52,14 +52,14 @@ def _libraries(info: RunInfo, providers: set[str]) -> str:
     return ", ".join(found)
 
 
-# Maximum number of values that an error suggests if the run does not have the requested value.
+# Maximum number of values that an error suggests if the run lacks the requested value.
 _MOST_VALUES_NAMED = 4
 
 
 def parse_where(words: Iterable[str]) -> dict[str, int]:
-    """Parses axis values from words such as `n=5120,k=5120`, and returns them by axis.
+    """Parses words such as `n=5120,k=5120` and returns the value of each axis.
 
-    Raises InputError if a word has another form.
+    Raises InputError for a word of another form.
 
     >>> parse_where(["head-dim=128", "n=5120,k=4096"])
     {'head_dim': 128, 'n': 5120, 'k': 4096}
@@ -78,7 +78,7 @@ def points_where(points: Sequence[Point], where: Mapping[str, int]) -> tuple[Poi
 
     where: required value of each axis.
 
-    Raises InputError, which names the nearest values, if there are no such points.
+    Raises InputError if there are no such points. The error suggests the nearest values.
     """
     left = tuple(points)
     for name, wanted in where.items():

@@ -33,15 +33,19 @@ if TYPE_CHECKING:
 
 
 _GRADE_STYLE = {"A": "green", "B": "", "C": "yellow", "D": "red", "rejected": "bold red"}
-# Maximum number of cliffs that are shown in one row. The command `check` shows all of them.
+# Maximum number of cliffs, jumps in time between neighbouring sizes, that one row shows. The
+# command `check` shows all cliffs.
 _MOST_CLIFFS_NAMED = 2
 
 
 def sizes_table(rows: Sequence[LayerRow], check: RunCheck) -> Table:
-    """Builds the table of a run, with one line per place and provider.
+    """Builds the table of a run, with one line per grid point and provider.
 
     A line has the time, the rates, the share of peak (not on a CPU), the grade and the causes of
     losses. Low shares of peak and bad grades are coloured on a terminal.
+
+    rows: measured grid points of the run.
+    check: analysis of the run, which explains the losses.
     """
     several = len({row.provider for row in rows}) > 1
     on_cpu = check.run.info.device.kind == "cpu"
@@ -63,10 +67,10 @@ def sizes_table(rows: Sequence[LayerRow], check: RunCheck) -> Table:
 
 
 def _figures(row: LayerRow, best: float, *, on_cpu: bool) -> dict[str, str | Text]:
-    """Formats the ops, times and rates of a row as cells by column name.
+    """Formats the number of ops, the times and the rates of a row as cells by column name.
 
-    If some ops of the row were not measured, only the number of ops and the time of the logits are
-    given.
+    If some of the row's ops were not measured, only the number of ops and the time of the logits
+    are shown.
 
     best: best share of peak in the table, 0 to 1.
     """
@@ -88,7 +92,7 @@ def _figures(row: LayerRow, best: float, *, on_cpu: bool) -> dict[str, str | Tex
 
 
 def ops_line(rows: Sequence[LayerRow]) -> str:
-    """Returns a message that lists the ops whose times a row of the table sums, by provider."""
+    """Returns a message that lists, by provider, the ops whose times a row of the table sums."""
     found: dict[str, dict[str, None]] = {}
     apart = ""
     for row in rows:
@@ -104,10 +108,9 @@ def ops_line(rows: Sequence[LayerRow]) -> str:
 
 
 def row_words(row: LayerRow, check: RunCheck) -> str:
-    """Formats the text of a row: its missing ops, then the cliffs that end at it, largest first.
+    """Formats the text of a row: its missing ops, and the cliffs whose larger size is this row.
 
-    If no cliff ends at the row, the text gives the main reason why the row's worst op runs below
-    peak.
+    Without such cliffs, the text has the main reason why the row's worst op runs below peak.
     """
     words = []
     if row.missing:
@@ -128,14 +131,14 @@ def row_words(row: LayerRow, check: RunCheck) -> str:
     return "; ".join(words)
 
 
-# Fields of a row that are known only if all of its ops were measured.
+# Fields of a row that are known only if all its ops were measured.
 _SUMS = ("latency_us", "floor_us", "tflops", "gb_per_s", "peak_share")
 
 
 def rows_to_json(rows: Sequence[LayerRow], check: RunCheck) -> list[dict[str, Any]]:
-    """Converts the rows of the table to JSON objects, whose names state the units.
+    """Converts the rows of the table to JSON objects. The names of quantities include the unit.
 
-    The times and rates of a row with missing ops are null.
+    The summed times and the rates of a row with missing ops are null.
     """
     objects = []
     for row in rows:
@@ -153,10 +156,11 @@ def rows_to_json(rows: Sequence[LayerRow], check: RunCheck) -> list[dict[str, An
     return objects
 
 
-# Maximum number of wave edges that are drawn for one curve. The edges at the smallest sizes are
-# drawn, because an added wave costs most there relative to the time. Edges are drawn only if the
-# panel has few curves, because the edges of more curves cannot be told apart.
+# Maximum number of wave edges, sizes after which another wave begins, that are drawn for one curve.
+# The smallest sizes are drawn first, because another wave adds the most time there in relation.
 _MOST_WAVE_EDGES = 40
+# Maximum number of curves in a panel with wave edges. The edges of more curves could not be
+# distinguished.
 _MOST_WITH_EDGES = 2
 # Maximum number of panels side by side, size of a panel, and height of the title.
 _COLUMNS = 2
@@ -168,9 +172,9 @@ _TITLE_IN = 0.9
 def draw_run(run: Run, check: RunCheck, axis: str) -> Path:
     """Draws all points of a run over an axis, with a panel for each op.
 
-    A panel has a curve for each provider and each combination of values of the other axes, with
-    95 % intervals. A dashed line in the colour of the curve marks a size after which another wave
-    begins. The plot is written as a PNG to the folder of the run, and its path is returned.
+    A panel has a curve with 95 % intervals for each provider and each combination of the other
+    axes' values. A dashed line in the curve's colour marks a size after which another wave begins.
+    The plot is written as a PNG to the run's folder, and the file's path is returned.
     """
     points = points_of(run.records, run.info.device)
     path = run.folder / f"efficiency-{dashed(axis)}.png"
@@ -193,7 +197,7 @@ def draw_run(run: Run, check: RunCheck, axis: str) -> Path:
 
 
 def _draw_op(panel: Axes, curves: Sequence[Curve], tile_of: TileOf) -> None:
-    """Draws the curves of one op with intervals and, if they are few, with their wave edges.
+    """Draws the curves of one op with intervals, and a few curves also with wave edges.
 
     tile_of: function that returns the tile of a point.
     """
@@ -241,11 +245,11 @@ def _draw_op(panel: Axes, curves: Sequence[Curve], tile_of: TileOf) -> None:
 
 
 def wave_edges(curve: Curve, tile_of: TileOf) -> list[int]:
-    """Returns the sizes after which a curve of GEMMs needs one more wave.
+    """Returns the sizes after which a curve of GEMMs needs more waves.
 
-    Only tiles that were recorded or recovered from the times are used, because nothing in the run
-    supports an assumed tile. An edge is left out if the waves at the size after the edge are not
-    credible (see `quantization.credible_waves`).
+    Only tiles that were recorded or recovered from the times are used, because an assumed tile has
+    no support in the run. An edge is left out if the number of waves at the next size is not
+    credible (`quantization.credible_waves`).
 
     tile_of: function that returns the tile of a point.
     """

@@ -1,6 +1,6 @@
-"""Builds tables without a frame for the terminal.
+"""Builds tables without a frame, and their cells, for the terminal.
 
-The module imports nothing that is slow to load, because every command imports it.
+Every command imports this module, so the module imports nothing that is slow to load.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from quantbench.profile.schema import KnownCliff
     from quantbench.report import content
 
-# A share of peak is shown in red if it is below this fraction of the best share in the same table.
+# A share of peak (fraction of the device's peak rate) is red if it is below this fraction of the
+# table's best share.
 _STANDS_OUT = 0.8
 
 
@@ -28,7 +29,7 @@ Value = TypeVar("Value")
 
 
 def shown(value: Value | None, form: Callable[[Value], str] = str, unknown: str = "") -> str:
-    """Formats a value, or returns the text `unknown` if the value is None."""
+    """Formats a value with `form`. If the value is None, the result is `unknown`."""
     return unknown if value is None else form(value)
 
 
@@ -38,7 +39,7 @@ def filled(
     """Returns the column names and the rows of a table.
 
     lines: cells of each row by column name; at least one row. All rows have the same column names.
-    optional: names of columns that are left out if their cells are empty in every row.
+    optional: names of columns that are left out if they are empty in every row.
     """
     names = []
     for name in lines[0]:
@@ -60,8 +61,9 @@ def plain_table(
 
     names: column names. A column whose name begins with `>` is aligned to the right.
     rows: cells of each row.
+    title, caption: texts above and below the table; "" for none.
     fold: names of columns whose text may be folded. The last column may always be folded.
-    narrowest: minimum width of a column that may be folded, in characters.
+    narrowest: minimum width in characters of columns that may be folded; None for no minimum.
     """
     table = Table(
         title=title or None, title_justify="left", header_style="bold", box=None, pad_edge=False
@@ -81,7 +83,7 @@ def plain_table(
 
 
 def drawn(table: content.Table, **options: Any) -> Table:
-    """Converts a table of the report's page to a table for the terminal.
+    """Converts a table of the HTML report to a table for the terminal.
 
     options: keyword arguments of `plain_table`.
     """
@@ -89,7 +91,7 @@ def drawn(table: content.Table, **options: Any) -> Table:
 
 
 def section_lines(section: content.Section, **options: Any) -> Iterator[str | Table]:
-    """Yields the table and the texts of a section of the report's page, for the terminal.
+    """Yields the table and the texts of a section of the HTML report, for the terminal.
 
     options: keyword arguments of `plain_table`.
     """
@@ -101,9 +103,9 @@ def section_lines(section: content.Section, **options: Any) -> Iterator[str | Ta
 
 
 def cliffs_table(cliffs: Iterable[tuple[Cliff | KnownCliff, str]], title: str) -> Table:
-    """Tabulates cliffs.
+    """Builds a table of cliffs, which are jumps in time between two neighbouring sizes.
 
-    cliffs: each cliff with a text that states its cause.
+    cliffs: pairs of a cliff and a text that explains its cause.
     """
     table = plain_table((">size", ">time", "op", "why"), title=title)
     for cliff, why in cliffs:
@@ -120,7 +122,7 @@ def cliffs_table(cliffs: Iterable[tuple[Cliff | KnownCliff, str]], title: str) -
 def share_cell(share: float | None, best: float) -> Text:
     """Formats a share of peak as a cell, in red if it is below 80 % of the best share.
 
-    share: share of peak, 0 to 1. The cell is empty if the share is None.
+    share: fraction of the device's peak rate, 0 to 1; None for an empty cell.
     best: best share in the table, 0 to 1.
     """
     low = share is not None and share < _STANDS_OUT * best

@@ -1,1 +1,1 @@
-"""Stores runs on disk: one folder per run, with run.json and records.jsonl."""
+"""Stores runs on disk, in one folder per run with the files run.json and records.jsonl."""

@@ -1,4 +1,4 @@
-"""Compares the metadata of two runs, to list what may explain a change of their times."""
+"""Compares the metadata of two runs, to list differences that may explain a change in times."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 from quantbench.store.folder import Run
 
-# Options that only state which points a run has, or from which file the points were imported. These
-# options are not compared, because times are compared only for points that both runs have.
+# Options that are not compared, because they cannot change the time of a point: they select a run's
+# points, or name the file from which the points were imported.
 _NOT_OPTIONS = ("dims", "left_out", "sha256", "file")
-#: device constants that affect times
+#: device constants that affect times, as fields of `DeviceSpec`
 CONSTANTS = (
     "sm_count",
     "sm_clock_mhz",
@@ -20,7 +20,7 @@ CONSTANTS = (
     "memory_gb_per_s",
     "peak_tflops",
 )
-# Values of the state at the start of the run that affect times.
+# Fields of the device's state at the start of a run that affect times.
 _STATE = ("memory_clock_mhz", "throttle_reasons", "other_processes")
 
 
@@ -28,9 +28,9 @@ _STATE = ("memory_clock_mhz", "throttle_reasons", "other_processes")
 class Difference:
     """A difference between the metadata of two runs.
 
-    kind: device, origin, software, options, environment or state.
+    kind: kind of metadata: device, origin, software, options, environment or state.
     name: name of the value that differs.
-    a, b: values of the two runs as text; `absent` if a run has none.
+    a, b: the two runs' values as text; `absent` for a missing value.
     """
 
     kind: str
@@ -43,9 +43,9 @@ class Difference:
 
 
 def differences(a: Run, b: Run) -> tuple[Difference, ...]:
-    """Returns the differences between two runs' metadata that may explain a change of their times.
+    """Returns the differences between two runs' metadata that may explain a change in times.
 
-    The differences between their devices come first.
+    Differences between the devices come first.
     """
     of_a = _metadata(a)
     of_b = _metadata(b)
@@ -76,12 +76,12 @@ def _metadata(run: Run) -> dict[str, dict[str, Any]]:
 
 
 def origins_of(run: Run) -> str:
-    """Returns where the times of a run come from, for example `measured and imported`."""
+    """Returns the origins of a run's times as text, for example `measured and imported`."""
     return " and ".join(sorted({run.info.origin, *(record.origin for record in run.records)}))
 
 
 def _text(values: Mapping[str, Any], name: str) -> str:
-    """Returns a value by its name, as text; `absent` if the value is missing or empty."""
+    """Returns a named value as text; `absent` if the value is missing or empty."""
     if name not in values or values[name] in (None, "", (), []):
         return "absent"
     value = values[name]
@@ -89,9 +89,9 @@ def _text(values: Mapping[str, Any], name: str) -> str:
 
 
 def flattened(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Flattens nested mappings: `mode` in the mapping `timing` gets the name `timing.mode`.
+    """Flattens the first level of nested mappings.
 
-    Only the first level of nesting is flattened.
+    For example, `mode` in the mapping `timing` gets the name `timing.mode`.
 
     >>> flattened({"seed": 0, "timing": {"mode": "graph"}})
     {'seed': 0, 'timing.mode': 'graph'}

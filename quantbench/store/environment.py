@@ -1,4 +1,4 @@
-"""Collects the environment variables and package versions that affect times."""
+"""Collects the environment variables and software versions that affect times, for run.json."""
 
 import os
 import platform
@@ -18,7 +18,7 @@ VARIABLES = (
     "PYTORCH_NO_CUDA_MEMORY_CACHING", "QUANTBENCH_DEVICE", "QUANTBENCH_KERNEL_NAMES",
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "TORCH_BLAS_PREFER_CUBLASLT", "TRITON_INTERPRET",
 )  # fmt: skip
-#: prefixes of further variables, which libraries read and whose exact names change between releases
+#: prefixes of further variables that affect times; the exact names change between library releases
 PREFIXES = ("NCCL_", "TORCH_NCCL_", "UCX_", "FI_", "PSM2_")
 #: packages whose version affects times
 _PACKAGES = (
@@ -48,9 +48,9 @@ def relevant_environment(environ: Mapping[str, str] | None = None) -> dict[str, 
 
 
 def installed_versions() -> dict[str, str]:
-    """Returns the versions of quantbench, Python, the OS and installed packages.
+    """Returns the versions of quantbench, Python, the OS and the installed packages in _PACKAGES.
 
-    No package is imported.
+    No package is imported for this.
     """
     found = {
         "quantbench": __version__,

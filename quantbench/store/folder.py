@@ -1,8 +1,8 @@
-"""Writes, reads and finds the folders of runs, which hold run.json and records.jsonl.
+"""Writes, reads and finds runs on disk: folders with a run.json and a records.jsonl.
 
-Each record is one line that is flushed to disk before the next point starts, so a crash loses at
-most the point in progress. A reader accepts and reports an incomplete last line, missing lines and
-repeated lines.
+`RunWriter` flushes each record, one line, to disk before the next point starts, so a crash loses at
+most the point in progress. `read_run` accepts and reports an incomplete last line, missing lines
+and repeated lines.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from quantbench.store.record import Failed, Measured, Record, record_from_json, 
 from quantbench.store.run import RunInfo, now_text, read_run_info, require_name, write_run_info
 from quantbench.units import counted, listed
 
-# Maximum number of lines and of runs that a message names.
+# Maximum number of lines that a message names.
 _MOST_NAMED = 5
+# Maximum number of runs that a message names.
 _MOST_RUNS_NAMED = 3
 _WRITABLE = "a results folder that can be written"
 #: largest size of a records.jsonl that is read
@@ -35,10 +36,10 @@ _LARGEST_RECORDS_BYTES = 2**32
 class Run:
     """A run that was read from disk.
 
-    warnings: messages about defects of records.jsonl that were accepted.
-    retried: keys of the points that were tried again after a failure.
-    regraded: number of records that replaced another record of the same measurement.
-    torn_bytes: number of bytes in an incomplete last line of records.jsonl.
+    warnings: messages about accepted defects of records.jsonl.
+    retried: keys of the points that were measured again after a failure.
+    regraded: number of records that replaced a record with the same measurement and another grade.
+    torn_bytes: number of bytes in an incomplete last line of records.jsonl; 0 if there is none.
     """
 
     folder: Path
@@ -53,11 +54,11 @@ class Run:
 def read_run(folder: Path) -> Run:
     """Reads the metadata and the records of a run.
 
-    A point of a measured run has one record. A second record replaces the first one if the first
-    one is a failure, or if both have the same measurement with different grades. All other lines
-    that repeat an earlier line or point are skipped and reported.
+    A point of a measured run keeps one record. A second record of the point replaces the first if
+    the first is a failure, or if both have the same measurement with different grades. Any other
+    line that repeats an earlier line or point is skipped and reported.
 
-    Raises StoreError that names the file, and for a broken record also the line.
+    Raises StoreError, which names the file and for a broken record the line.
     """
     info = read_run_info(folder)
     path = folder / "records.jsonl"
@@ -73,8 +74,8 @@ def read_run(folder: Path) -> Run:
             torn_bytes = len(line)
             break
         digest = sha256(line.strip()).digest()
-        # Imported tables may have several kernels for one workload. Their records have the same
-        # key, and all of them are kept.
+        # An imported table may have several kernels for one workload. The records of these kernels
+        # have the same key, and all are kept.
         is_point = info.origin == "measured" and record.role == "point"
         place = points.get(record.key) if is_point else None
         if digest in digests:
@@ -104,7 +105,7 @@ def read_run(folder: Path) -> Run:
     if repeats:
         lines = listed(repeats, _MOST_NAMED)
         warnings.append(f"{path}: records that repeat another count once (lines {lines})")
-    # run.json counts all records that were written, also those that a later record replaced.
+    # num_records counts all written records, also those that a later record replaced.
     missing = (info.num_records or 0) - len(records) - len(retried) - regraded
     if missing > 0 and not absent:
         warnings.append(f"{path}: {missing} of {info.num_records} records missing")
@@ -147,12 +148,12 @@ def _lines(path: Path) -> Iterator[tuple[bytes, Record | None]]:
 
 
 class RunWriter:
-    """Writer of a run, which holds an exclusive lock on the run's records.jsonl.
+    """Writer of a run, with an exclusive lock on the run's records.jsonl.
 
-    A writer is created by `create` or `resume`, and is used as a context manager.
+    Create a writer with `create` or `resume`, and use it as a context manager.
 
     records: the open and locked records.jsonl.
-    count: number of records that were written, including those that a later record replaced.
+    count: number of written records, including those that a later record replaced.
     made: folders that were created for the run, innermost first; empty for a resumed run.
     """
 
@@ -175,8 +176,8 @@ class RunWriter:
     def create(cls, results: Path, info: RunInfo) -> RunWriter:
         """Creates `results/<device-slug>/<run-id>/` and writes run.json.
 
-        Raises StoreError if the run exists, if its id or device has an unsafe name, or if the
-        folder cannot be written.
+        Raises StoreError if the run exists, if the name of the run or of its device is unsafe, or
+        if the folder cannot be written.
         """
         require_name("create run", info.device.name)
         require_name("create run", info.run_id)
@@ -203,10 +204,11 @@ class RunWriter:
     def resume(cls, folder: Path) -> tuple[RunWriter, Run]:
         """Opens an existing run to append records, and returns the writer and the run.
 
-        A symbolic link is followed. An incomplete last line is removed, so its point is measured
-        again.
+        An incomplete last line is removed, so that its point is measured again.
 
-        Raises StoreError if the folder holds no readable run or another process writes it.
+        folder: folder of the run, or a symbolic link to the folder.
+
+        Raises StoreError if the folder contains no readable run, or if another process writes it.
         """
         if folder.is_symlink():
             folder = folder.resolve()
@@ -222,13 +224,13 @@ class RunWriter:
         return cls(folder, run.info, records, count=count), run
 
     def append(self, record: Record) -> None:
-        """Appends one record and flushes it to disk. If this fails, the file is left unchanged."""
+        """Appends one record and flushes it to disk. A failed write leaves the file unchanged."""
         self.extend((record,))
 
     def extend(self, records: Iterable[Record]) -> None:
         """Appends many records, with one flush to disk at the end.
 
-        If this fails, the file is left unchanged.
+        Raises StoreError if the write fails, and leaves the file unchanged.
         """
         start = os.fstat(self._records.fileno()).st_size
         added = 0
@@ -249,15 +251,15 @@ class RunWriter:
         self.count += added
 
     def update(self, info: RunInfo) -> None:
-        """Replaces run.json by `info` with the current number of records."""
+        """Replaces run.json with `info` and the current number of records."""
         self.info = replace(info, num_records=self.count)
         write_run_info(self.folder, self.info)
 
     def end(self, how: str, phases_s: Mapping[str, float]) -> None:
-        """Records in run.json how the run ended and when, and adds the durations of its phases.
+        """Writes the run's ending and time of ending to run.json, and adds durations of phases.
 
-        how: how the run ended, one of `run.ENDINGS`.
-        phases_s: duration of each phase in s, by the name of the phase.
+        how: ending of the run, one of `run.ENDINGS`.
+        phases_s: duration of each phase in s, by phase, which is added to the durations so far.
         """
         total_s = Counter(self.info.phases_s)
         total_s.update(phases_s)
@@ -268,10 +270,10 @@ class RunWriter:
         self._records.close()
 
     def remove_if_empty(self) -> None:
-        """Removes the folder of a new run without records.
+        """Removes the folder of a new run without records; call this method before `close`.
 
         Parent folders that were created for the run are removed too. A resumed run is never
-        removed. Call this method before `close`.
+        removed.
         """
         if self.count or not self._made:
             return
@@ -289,7 +291,7 @@ class RunWriter:
 
 
 def _open_locked(folder: Path) -> FileIO:
-    """Opens records.jsonl with an exclusive lock, which the kernel releases when the process ends.
+    """Opens records.jsonl with an exclusive lock, which the OS releases when the process ends.
 
     Raises StoreError if another process holds the lock.
     """
@@ -330,10 +332,10 @@ def _trim_torn_line(path: Path, torn: int) -> None:
 
 
 def read_one_run(folder: Path) -> Run:
-    """Reads the run in `folder`.
+    """Reads the run in `folder`, all of whose records must be of this run.
 
-    Raises StoreError if the folder holds several runs (such as results/ itself), or if it holds
-    records of another run, which must not be mixed.
+    Raises StoreError if the folder itself is no run but contains runs, as results/ does, or if it
+    contains records of another run.
     """
     if not os.path.exists(folder / "run.json"):
         below = [*find_runs(folder), *folders_with(folder, "*/run.json")]
@@ -353,5 +355,5 @@ def read_one_run(folder: Path) -> Run:
 
 
 def find_runs(results: Path) -> Iterator[Path]:
-    """Yields the folders `results/<device>/<run>` that hold a run, sorted by path."""
+    """Yields the folders `results/<device>/<run>` that contain a run, sorted by path."""
     yield from folders_with(results, "*/*/run.json")

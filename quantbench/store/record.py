@@ -1,6 +1,7 @@
 """Defines the record: a workload and the outcome of its measurement.
 
-A record is one line of records.jsonl. Its key identifies workload, provider and timing options.
+A record is one line of records.jsonl. The record's key identifies workload, provider and timing
+options.
 """
 
 import hashlib
@@ -24,11 +25,11 @@ FAILURES = ("out_of_memory", "illegal_access", "timeout", "crash", "wrong_result
 
 @dataclass(frozen=True)
 class Place:
-    """Position of a workload on the axes of a sweep. One workload may have several places.
+    """Grid point of a sweep at which a workload occurs. One workload may have several places.
 
-    axes: value of each axis, by the name of the axis.
-    op: role of the workload at this place (`qkv`, `mlp_up.dgrad`, `gemm`).
-    count: number of times that the shape at this place runs the workload.
+    axes: value of each axis, by axis name.
+    op: name of the workload's op at this grid point (`qkv`, `mlp_up.dgrad`, `gemm`).
+    count: number of times that the shape at this grid point runs the workload.
     """
 
     axes: dict[str, int]
@@ -82,18 +83,19 @@ Outcome = Measured | Skipped | Failed
 class Record:
     """One point of a run.
 
-    key: hash of workload, provider and timing (see `record_key`).
+    key: hash of workload, provider and timing options (`record_key`).
+    outcome: measurement, or the reason why there is none.
     launch: launch of the kernel; None if it is unknown.
-    places: positions of the workload on the axes.
-    origin: where the time comes from, one of ORIGINS.
-    source: where imported data comes from. In a run on several devices it is the device, and in a
-        merged run the label of the original run.
+    places: grid points at which the workload occurs.
+    origin: origin of the time, one of ORIGINS.
+    source: file or package of imported data; the device in a run on several devices; the original
+        run's label in a merged run.
     role: `point` for a planned point, or `reference` for a repetition of a reference point, which
         shows drift.
     elapsed_s: time from the start of the run to the end of the point, in s.
     check: passed check of the computed result; None if the result was not checked.
-    phases_s: duration of each phase of the point in s, as in run.json. `identify` is present only
-        if the name of the kernel was requested.
+    phases_s: duration of each phase of the point in s, by phase. The phase `identify` is present
+        only if the name of the kernel was requested.
     """
 
     run_id: str

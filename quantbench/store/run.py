@@ -1,6 +1,6 @@
-"""Defines the contents of run.json: device, options, software versions, and how the run ended.
+"""Defines, writes and reads run.json: a run's device, options, software versions and ending.
 
-The module also writes and reads this file, and checks the names of runs.
+The module also checks the names of runs.
 """
 
 import json
@@ -29,9 +29,11 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def require_name(operation: str, name: str) -> str:
-    """Returns `name` if it is safe as the name of a folder (no path separators).
+    """Returns `name` if it is a safe name for a folder, without path separators.
 
-    Raises StoreError otherwise.
+    operation: name of the operation in the error message.
+
+    Raises StoreError for an unsafe name.
     """
     if not _NAME.fullmatch(name) or len(name) > _LONGEST_NAME:
         raise StoreError(
@@ -43,24 +45,25 @@ def require_name(operation: str, name: str) -> str:
 
 
 def now_text() -> str:
-    """Returns the current time in the format of run.json: ISO 8601 in UTC, in whole seconds."""
+    """Returns the current time as run.json stores it: ISO 8601 in UTC, in whole seconds."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 @dataclass(frozen=True)
 class RunInfo:
-    """Metadata of a run, which run.json holds.
+    """Metadata of a run, the contents of run.json.
 
-    device, state: constants of the device, and its state when the run began.
-    software: versions of software by its name.
-    axes: sizes along each axis of the sweep, by the name of the axis.
-    options: all other options. With the axes and the seed, they suffice to build the plan again.
+    device: constants of the device.
+    state: state of the device when the run began.
+    software: version of each software by name.
+    axes: sizes along each axis of the sweep, by axis name.
+    options: all other options. The plan can be rebuilt from axes, options and seed.
     seed: seed of the inputs and of the order of the points.
     environment: environment variables that affect times.
     started, ended: times in ISO 8601 and UTC; `ended` is None during the run.
-    how_ended: how the run ended, one of ENDINGS.
-    origin, source: where the times come from, as in `Record`.
-    phases_s: total duration of each phase in s, by the name of the phase.
+    how_ended: ending of the run, one of ENDINGS.
+    origin, source: origin and source of the times, as in `Record`.
+    phases_s: total duration of each phase in s, by phase.
     num_records: number of records when run.json was last written; None if they were not counted.
     """
 
@@ -86,7 +89,7 @@ class RunInfo:
 
 
 def write_run_info(folder: Path, info: RunInfo) -> None:
-    """Writes run.json by replacing the whole file, so that a reader never sees a partial file."""
+    """Writes run.json atomically, so that a reader never sees a partial file."""
     data = {"format": RUN_FORMAT, "version": RUN_VERSION, **encode(info)}
     text = json.dumps(data, indent=1) + "\n"
     expected = "a results folder that can be written"

@@ -1,6 +1,7 @@
-"""Builds the JSON Schemas of run.json and of a line of records.jsonl from the dataclasses.
+"""Builds JSON Schemas from dataclasses, for run.json and for a line of records.jsonl.
 
-`python -m quantbench.store.schema run` prints the schema of run.json.
+`python -m quantbench.store.schema run` prints the schema of run.json. With `record` instead of
+`run`, the command prints the schema of a line.
 """
 
 import json
@@ -41,7 +42,7 @@ def _one_of(choices: tuple[str, ...]) -> Json:
     return {"enum": list(choices)}
 
 
-# Limits that the classes check in addition to the types of their fields, by class and field.
+# Schema entries for limits that the classes check in addition to field types, by (class, field).
 _LIMITS: dict[tuple[type, str], Json] = {
     (DeviceSpec, "kind"): _one_of(DEVICE_KINDS),
     (DeviceSpec, "peak_tflops"): {"additionalProperties": _POSITIVE},
@@ -74,10 +75,10 @@ _LIMITS: dict[tuple[type, str], Json] = {
 
 
 def schema(name: str) -> Json:
-    """Returns the JSON Schema of one of the two files of a run.
+    """Returns the JSON Schema of one of a run's two files.
 
-    The schema accepts everything that the loader accepts. It also accepts some out-of-range values
-    that the loader rejects, because the dataclasses check more than `_LIMITS` states.
+    The schema accepts everything that the loader accepts. The schema also accepts some values that
+    the loader rejects, because the dataclasses check more limits than `_LIMITS` contains.
     `profile.file.schema` returns the schema of a profile.
 
     name: `run` for run.json, or `record` for a line of records.jsonl.

@@ -1,7 +1,7 @@
-"""Converts dataclasses to JSON objects and back.
+"""Converts dataclasses to JSON objects and back, and builds their JSON Schemas.
 
-Field names and types are checked against the dataclass. The module also builds the JSON Schemas of
-dataclasses.
+`decode` checks field names and types against the dataclass. The run and record files are read and
+written with this module.
 """
 
 import json
@@ -17,8 +17,8 @@ from quantbench.errors import InputError
 
 Json = dict[str, Any]
 _T = TypeVar("_T")
-# Function that converts a JSON value to the type of a field. It raises _WrongTypeError for a value
-# that does not have this type.
+# Function that converts a JSON value to a field's type. The function raises _WrongTypeError for a
+# value of another type.
 _Convert = Callable[[Any], Any]
 
 # Names of the JSON types in error messages.
@@ -31,21 +31,22 @@ _WORDS = {
 }
 _PLURALS = {str: "texts", int: "integers", float: "finite numbers", bool: "booleans"}
 _SCHEMA_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", NoneType: "null"}
-# Integers in number fields must be smaller than this, because numpy stores larger ones as objects.
+# Integers in number fields must be below this magnitude, because numpy stores larger integers as
+# Python objects.
 _LARGEST_INTEGER = 2**63
 
 
 class _WrongTypeError(Exception):
-    """A JSON value does not have the declared type."""
+    """Raised for a JSON value that does not have the declared type."""
 
 
 @dataclass(frozen=True)
 class _Field:
     """Decoder of one field.
 
-    exact: classes whose values need no conversion.
-    convert: function that converts a JSON value.
-    expected: the type in words, for errors.
+    exact: classes whose instances need no conversion.
+    convert: function that converts a JSON value to the field's type.
+    expected: the field's type in words, for error messages.
     """
 
     exact: frozenset[type]
@@ -54,17 +55,19 @@ class _Field:
 
 
 def decode(kind: type[_T], data: object, who: str = "", *, whole: bool = False) -> _T:
-    """Decodes a JSON object into a dataclass. Unknown fields are errors.
+    """Decodes a JSON object into a dataclass.
 
-    A list becomes a tuple, and an object becomes a dataclass, if the field is declared so. A value
-    that is an instance of the declared dataclass already is kept. To save memory, equal texts
-    become one object, and so do equal instances of a class with the constant `shared`.
+    Lists and objects are converted to the declared tuples and dataclasses. A value that is already
+    an instance of the declared dataclass is kept. To save memory, equal texts become one object,
+    and so do equal instances of a class with the constant `shared`.
 
     kind: dataclass of the result.
     data: JSON object, as the module json loads it.
     who: name of the object in error messages; by default the name of `kind`.
     whole: whether fields with a default must be present too, also in nested objects.
-    Raises InputError that names `who` and the field.
+
+    Raises InputError, which names `who` and the field, for unknown and missing fields and for
+    values of a wrong type.
     """
     who = who or kind.__name__
     if not isinstance(data, dict):
@@ -93,9 +96,9 @@ def decode(kind: type[_T], data: object, who: str = "", *, whole: bool = False) 
 
 
 def _decode_shared(kind: Any, data: object, *, whole: bool) -> Any:
-    """Decodes equal data to one object.
+    """Decodes `data`, and returns the same object for equal data.
 
-    The records of a run have few different device states and grades, so sharing them saves memory.
+    The records of a run have few distinct device states and grades, so sharing them saves memory.
     """
     return _decode_text(kind, json.dumps(data), whole)
 
@@ -109,8 +112,8 @@ def _decode_text(kind: Any, text: str, whole: bool) -> Any:
 def encode(value: Any) -> Any:
     """Encodes a dataclass, mapping, list or tuple as JSON, recursively.
 
-    An instance of a class with a constant `kind`, such as a workload, is encoded with its kind.
-    Values of other types are returned unchanged.
+    If a dataclass has a constant `kind`, as workloads do, the kind is encoded too. Values of other
+    types are returned unchanged.
     """
     if type(value) in _SCHEMA_TYPES:
         return value
@@ -126,7 +129,7 @@ def encode(value: Any) -> Any:
 
 
 def _encode_object(value: Any) -> Json:
-    """Encodes a dataclass as an object of its fields, with `kind` first if the class has one."""
+    """Encodes a dataclass as an object of its fields, after `kind` if the class has a kind."""
     kind, names = _names(type(value))  # type: ignore[arg-type]
     tag = {} if kind is None else {"kind": kind}
     return tag | {name: encode(getattr(value, name)) for name in names}
@@ -143,9 +146,9 @@ def _names(kind: Any) -> tuple[str | None, tuple[str, ...]]:
 
 
 def _kind_of(option: Any) -> str | None:
-    """Returns the constant `kind` of a class, which distinguishes the classes of a union.
+    """Returns the constant `kind` of a class, or None without such a constant.
 
-    Returns None if the class has none.
+    The kind distinguishes the classes of a union.
     """
     kind = getattr(option, "kind", None)
     return kind if isinstance(kind, str) and "kind" not in option.__dataclass_fields__ else None
@@ -153,7 +156,7 @@ def _kind_of(option: Any) -> str | None:
 
 @cache
 def _fields(kind: Any, whole: bool = False) -> tuple[Mapping[str, _Field], frozenset[str]]:
-    """Returns the decoder of each field of a dataclass by name, and the names of required fields.
+    """Returns a dataclass's field decoders by name, and the names of its required fields.
 
     whole: whether all fields are required.
     """
@@ -170,7 +173,7 @@ def _fields(kind: Any, whole: bool = False) -> tuple[Mapping[str, _Field], froze
 
 
 def _is_exact(hint: Any) -> bool:
-    """Returns whether values of a type need no conversion."""
+    """Returns whether instances of a type need no conversion."""
     return hint in (str, int, bool, NoneType) or is_dataclass(hint)
 
 
@@ -183,6 +186,7 @@ def _converter(hint: Any, whole: bool) -> _Convert:
     """Returns the function that converts a JSON value to a type.
 
     whole: whether fields with a default must be present too, as in `decode`.
+
     Raises TypeError for a type that has no JSON form.
     """
     origin, arguments = get_origin(hint), get_args(hint)
@@ -213,7 +217,7 @@ def _converter(hint: Any, whole: bool) -> _Convert:
         kind: Any = hint
         made = _decode_shared if hasattr(kind, "shared") else decode
         return lambda value: value if isinstance(value, kind) else made(kind, value, whole=whole)
-    raise TypeError(f"no JSON form for {hint}")  # a field of a new type needs a JSON form
+    raise TypeError(f"no JSON form for {hint}")  # add a branch above for a new type of field
 
 
 def is_number(value: object) -> TypeGuard[float]:
@@ -241,10 +245,10 @@ def _checked(valid: Callable[[Any], bool]) -> _Convert:
 
 
 def _union(options: tuple[Any, ...], whole: bool) -> _Convert:
-    """Returns the function that converts a JSON value to a union.
+    """Returns the function that converts a JSON value to one of the union's types.
 
-    Instances of the union's dataclasses are kept. A JSON object must name its class by its `kind`,
-    unless the union has only one dataclass.
+    Instances of the union's dataclasses are kept. A JSON object must have the `kind` of its class
+    if the union has several dataclasses.
     """
     classes: Any = tuple(filter(is_dataclass, options))
     by_kind = {_kind_of(option): option for option in classes}
@@ -309,12 +313,12 @@ def json_schema(hint: Any, limits: Mapping[tuple[type, str], Json] | None = None
 
 
 def _words(hint: Any) -> str:
-    """Returns the name of a type in JSON, for errors."""
+    """Returns a type's name in JSON, for error messages."""
     return " or ".join(map(_word, _options(hint)))
 
 
 def _word(hint: Any) -> str:
-    """Returns the name in JSON of one member of a union.
+    """Returns the JSON name of a type that is no union.
 
     Examples: an integer, a list of texts, an object of finite numbers.
     """
