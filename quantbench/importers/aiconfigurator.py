@@ -234,10 +234,11 @@ def find_tables(
 
     system: the package's name of the system, or a device slug.
     backend, version: framework and its version. If both are None, the default is the framework and
-        version in `libraries.DEFAULT_TABLES`. For the NCCL table, the version is instead the NCCL
-        version in the system's YAML file.
+        version in `libraries.DEFAULT_TABLES`, or the system's only ones. For the NCCL table, the
+        version is instead the NCCL version in the system's YAML file.
     kinds: kinds of tables, keys of TABLES.
-    root: folder that contains the systems; None for the installed package.
+    root: folder with the systems' YAML files, or a folder in which that folder is `systems`; None
+        for the installed package.
 
     Raises UnsupportedError if the package is not installed, and InputError if the system is unknown
     or has none of the tables.

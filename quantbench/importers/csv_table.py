@@ -78,7 +78,10 @@ class CsvRow:
             ) from None
 
     def error(self, column: str, expected: str) -> InputError:
-        """Returns the error for a cell whose content differs from `expected`."""
+        """Returns the error for an invalid cell.
+
+        expected: description of a valid cell.
+        """
         where = f"{self.file}, line {self.line}, column {column}"
         return InputError(self.operation, f"{where} = {self.text(column)!r}", expected)
 

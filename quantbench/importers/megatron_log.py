@@ -66,8 +66,8 @@ ARGUMENTS = {
 }  # fmt: skip
 _FLAG = {"True": True, "False": False}
 _NUMBER = {"True": 1, "False": 0}
-#: Maps an argument with other values to quantbench's name, and each printed value to quantbench's
-#: value.
+#: Maps an argument that is a setting to quantbench's name, and to a mapping from printed values to
+#: quantbench's values.
 SETTINGS: dict[str, tuple[str, Mapping[str, object]]] = {
     "swiglu": ("gated", _FLAG),
     "untie_embeddings_and_output_weights": ("tied", {"True": False, "False": True}),

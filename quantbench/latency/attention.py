@@ -68,9 +68,9 @@ _BLIND_BELOW, _BLIND_ABOVE = float(np.log(2.0)), float(np.log(3.0))
 # Smallest standard deviation of a parameter in a prior from other GPUs: a parameter that several
 # GPUs agree on may still differ on the next one.
 _LEAST_SPREAD = 0.2
-# Extra half-width (log time) for shapes unlike the fitted rows: backward passes, which are
-# predicted from the forward time, and shapes with another mask or dtype, unfitted unequal
-# sequences, or misaligned or very wide heads, which are predicted without the Gaussian process.
+# Extra half-width (log time) for shapes unlike the fitted rows. Backward passes are predicted from
+# the forward time. Shapes with another mask or dtype, with misaligned or very wide heads, or with
+# unequal sequence lengths that were not fitted are predicted without the Gaussian process.
 UNSEEN_HALF_WIDTH = float(np.log(2.0))
 # Heads with a larger head_dim count as very wide.
 WIDEST_HEAD = 256
@@ -524,9 +524,9 @@ def _fitted(
 
     The learner is a Gaussian process for log(measured time / cost model's time). Cross-validation
     decides whether to keep the learner, and provides the held-out errors for the interval. Rows
-    that share heads, kv_heads, head_dim and mask are held out together; if all rows share these,
-    each row is a group. Each fold refits the parameters but not the learner's hyperparameters. A
-    fold is skipped if it leaves fewer rows than there are parameters.
+    with the same heads, kv_heads, head_dim and mask are in one fold; if all rows are the same in
+    these, folds are made of single rows. Each fold refits the parameters but not the learner's
+    hyperparameters. A fold is skipped if fewer rows than parameters remain outside it.
     """
     physics = _fit_physics(candidates, spread, shapes, latency_us, cache_write)
     learner = None

@@ -1,11 +1,11 @@
 """Computes attention times from the blocks into which a kernel family divides the work.
 
-A row block is a thread block that processes some query rows of one head against all key blocks that
-these rows see. A key block takes the p-norm of two times: that of its two matmuls and that of its
-exponentials. Row blocks run in waves of one block per SM; the parameter "logit_fluid_share" softens
-the steps between numbers of waves. The waves give the compute time, and
+A row block is a thread block that processes block_m query rows of one head. The keys that these
+rows see are processed in key blocks of block_n keys. The time of a key block is the p-norm of the
+times of its two matmuls and of its exponentials. Row blocks run in waves of one block per SM, which
+gives the compute time. The parameter "logit_fluid_share" softens its jump with each wave.
 
-latency = launch + ‖compute, memory‖₃ + padding copies of misaligned heads + cache write.
+latency = launch + ‖compute, memory‖₃ + padding copies of misaligned heads + cache write
 
 A throttling factor increases the norm for long kernels.
 """
@@ -282,6 +282,7 @@ class AttentionShapes:
 
     @property
     def misaligned(self) -> BoolArray:
+        """Whether head_dim is no multiple of 8, so that 16-bit rows are not 16-byte aligned."""
         misaligned: BoolArray = (
             self.head_dim % ALIGNED_ELEMENTS != 0
         )  # torch's SDPA pads misaligned heads by copying the tensors.

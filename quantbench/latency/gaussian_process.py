@@ -119,7 +119,7 @@ class GaussianProcess:
 
     @cached_property
     def _cholesky(self) -> FloatArray:
-        """Cholesky factor of the covariances of the noisy targets, (rows, rows)."""
+        """Cholesky factor of the noisy targets' covariance matrix, (rows, rows)."""
         kernel = self._kernel(self.features, self.features)
         # The jitter for numerical stability is scikit-learn's (alpha = 1e-10), times the amplitude.
         kernel[np.diag_indices_from(kernel)] += self.noise + 1e-10 * self.amplitude

@@ -193,11 +193,13 @@ def reference_cluster(device: DeviceSpec) -> Cluster:
 
 @cache
 def _data() -> dict[str, Any]:
+    """Returns the content of clusters.toml."""
     return tomllib.loads(_text("clusters.toml"))
 
 
 @cache
 def _measured_links() -> Any:
+    """Returns the content of links.json."""
     return json.loads(_text("links.json"))
 
 

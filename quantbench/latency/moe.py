@@ -464,6 +464,7 @@ def _corrections(models: Sequence[MoEModel], layers: Layers) -> FloatArray:
 
 
 def _inputs(layers: Layers, device: DeviceSpec, corrections: FloatArray) -> Float32Array:
+    """Returns the inputs of the trees: features, then the references' corrections."""
     return np.concatenate([layers.features(device), corrections.astype(np.float32)], axis=1)
 
 

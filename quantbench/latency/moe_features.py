@@ -195,6 +195,7 @@ class Layers:
 
     @property
     def weights_per_expert(self) -> FloatArray:
+        """Number of weights of one expert on one GPU, in both GEMMs together, (layers,)."""
         return self.hidden * (self.width + self.ffn)
 
     def bytes_moved(self) -> tuple[FloatArray, FloatArray]:

@@ -1,4 +1,4 @@
-"""Defines the interface of sources of op times, caches op times, and sums them with intervals.
+"""Defines the interface to op times (`OpTimes`), caches op times, and sums them with intervals.
 
 Errors of ops on one GPU are correlated, so the interval of a sum (`total`) is wider than for
 independent errors. The module also estimates times from the spec sheet: of casts, and of any op
@@ -25,8 +25,8 @@ from quantbench.workload.kinds import Compute
 from quantbench.workload.ops import Cast
 
 #: Correlation of the errors of two ops: 0 for independent errors, 1 if all ops err by the same
-#: fraction of their interval. With 0.5, the interval of a sum of four GEMMs covers 89 to 99 % of
-#: such sums on each of the five public tables, for rows that the shipped models were not fitted to.
+#: fraction of their interval. With 0.5, the intervals of four-GEMM sums cover 89 to 99 % of the
+#: measured sums in the five public tables, on rows that the shipped models were not fitted to.
 CORRELATION = 0.5
 #: The same correlation for a device without measurements, where one error affects all ops.
 UNMEASURED_CORRELATION = 1.0
@@ -41,17 +41,17 @@ UNMEASURED_COMMON = 0.8
 #: peak. The rate was fitted to training iterations in BigScience's tables with head_dim 150
 #: (tests/data/bloom_tables.csv), together with the fitted factors of their computing centre.
 UNALIGNED_SHARE = 0.5555
-#: Half-width, as a factor, of the interval of unaligned batched GEMMs. It is a guess, because the
-#: rate was fitted only to whole training iterations.
+#: Half-width, as a factor, of an unaligned batched GEMM's interval. It is a guess, because the rate
+#: was fitted only to whole training iterations.
 UNALIGNED_SPREAD = 1.5
-# Half-width, as a factor, of the interval of a cast. It is a guess.
+# Half-width, as a factor, of a cast's interval. It is a guess.
 _CAST_SPREAD = 1.3
 _CAST_NOTE = "casts: by their bytes and the memory's bandwidth"
 UNALIGNED_NOTE = "batched products of unaligned rows: at a rate fitted to whole iterations on A100s"
 
 
 class OpTimes(Protocol):
-    """Interface of sources of op times on one GPU."""
+    """Interface to op times on one GPU, whether modelled or from a profile."""
 
     @property
     def device(self) -> DeviceSpec:

@@ -43,7 +43,7 @@ from quantbench.workload.dtypes import element_bytes
 # "extended softmax (from native aten pytorch)"). `SoftmaxModel.best` therefore gives Megatron's
 # kernel the fitted fraction of the bandwidth and the fitted cost of a wave. The launch time of
 # Megatron's kernel comes from the prior, because the measured times include the launch from Python.
-# On GPUs without a packaged model, the intervals rest on reported bandwidths.
+# On GPUs without a packaged model, the intervals come from published bandwidths.
 _WHO = "SoftmaxModel"
 MODEL_FORMAT = "quantbench-softmax-model"
 MODEL_VERSION = 1
@@ -64,7 +64,7 @@ _FALLBACK_KERNELS = 3
 
 # Maps each parameter, a logarithm, to its start, optimistic and pessimistic value. Launch and drain
 # of a small kernel take 2 to 8 µs. A kernel reaches from 0.93 (as a copy does) down to 0.5 of the
-# memory bandwidth. The fixed cost of a wave of row blocks is 0.2 to 3 µs.
+# memory bandwidth. Each wave of row blocks has a fixed cost of 0.2 to 3 µs.
 _PARAMETERS = {
     "log_launch_us": np.log((3.5, 2.0, 8.0)),
     "log_memory_efficiency": np.log((0.8, 0.93, 0.5)),
@@ -184,12 +184,13 @@ class SoftmaxModel:
             return np.concatenate([error, (parameters - start) / spread])
 
         first = start.copy()
-        # Started far below every measured time, the host's launch would have no gradient.
+        # If the host's launch time started far below all measured times, it would have no gradient.
         first[_INDEX["log_host_us"]] = np.log(times_us.min())
         solved = least_squares(residuals, first, loss="soft_l1")
         predicted = prior._times(found, solved.x, fused)[0]
-        # `left` is the fraction of degrees of freedom that the parameters leave. Dividing by it
-        # widens the interval accordingly. The added 0.01 keeps the interval from vanishing.
+        # `left` is the fraction of the degrees of freedom that remains after fitting the
+        # parameters. Dividing by `left` widens the interval accordingly. The added 0.01 keeps the
+        # interval from vanishing.
         left = max(1.0, len(found) - len(start)) / len(found)
         half_width = float(np.quantile(np.abs(np.log(predicted / times_us)), 0.9)) / left + 0.01
         kernel = "PyTorch's softmax" if library == "torch" else "softmax"
@@ -243,7 +244,8 @@ class SoftmaxModel:
     ) -> tuple[FloatArray, ...]:
         """Returns latency, launch, memory and wave times in µs, and the number of waves, (n,) each.
 
-        The arguments are those of `predict`, with the parameters to use.
+        parameters: logarithms, in the order of _PARAMETERS.
+        fused: as in `predict`.
         """
         one_kernel = fused or self.library == "torch"
         of_kernel = [work.min_bytes if one_kernel else fallback_bytes(work) for work in works]
@@ -280,6 +282,7 @@ class SoftmaxModel:
 
 @cache
 def _shipped() -> dict[str, Any]:
+    """Returns the packaged models as JSON objects, by device slug."""
     models: dict[str, Any] = json.loads(SHIPPED.read_text(encoding="utf-8"))["models"]
     return models
 
@@ -311,11 +314,14 @@ def softmax_times(
 ) -> tuple[Any, float, Any, Any, Any]:
     """Computes latency, launch, memory and wave times in µs, and the number of waves.
 
-    moved, rows, columns: (n,), bytes moved, rows of all matrices together, and scores per row. They
-        may be symbols (`explore.trace`).
+    moved: (n,), bytes moved.
+    rows: (n,), number of rows of all matrices together.
+    columns: (n,), number of columns, the scores in a row.
     parameters: logarithms, in the order of _PARAMETERS.
     kernels: number of launches.
     library: library whose kernel runs, one of LIBRARIES.
+
+    The (n,) arguments may be symbols (`explore.trace`).
     """
     log_launch, log_efficiency, log_wave, log_host, log_wide, log_cached = parameters
     columns = np.maximum(columns, float(_LEAST_COLUMNS))

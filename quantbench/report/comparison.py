@@ -21,7 +21,7 @@ _MOST_LOST_SHOWN = 5
 
 
 def differences_lines(comparison: Comparison) -> list[str]:
-    """Lists the differences between the runs' metadata, after origins and obstacles.
+    """Lists imported or simulated data, obstacles, and differences between the runs' metadata.
 
     Obstacles are reasons against comparing these runs, which the user has overridden.
     """

@@ -29,7 +29,7 @@ _COMMON_CAUSE = 0.5
 
 @dataclass(frozen=True)
 class SlowSize:
-    """A formatted row of the table of sizes that lose.
+    """A formatted row of the first screen's table.
 
     size: slow size, or range of adjacent slow sizes.
     loses: throughput lost against the better size.
@@ -76,8 +76,8 @@ class Lead:
 def lead_of(rows: Sequence[LayerRow], axes: Sequence[str], check: RunCheck) -> Lead:
     """Builds the first screen of a run.
 
-    Each size is compared with the sizes up to NEAR smaller. If no two sizes are that close, it is
-    compared with all sizes from half to twice the size.
+    Each size is compared with the sizes up to NEAR smaller. If no two sizes are that close, each
+    size is instead compared with all sizes from half to twice its value.
 
     rows: measured grid points of the run.
     axes: axes of the run. The axis with the largest total loss is shown, and of several such axes
@@ -206,9 +206,10 @@ def _row(
 
 
 def _over_shapes(axis: str, bad: Sequence[BadSize], curves: int, check: RunCheck) -> Lead:
-    """Builds the first screen of a run of many shapes, with one row per size for all shapes.
+    """Builds the first screen of a run with many shapes, each of which is one curve.
 
-    A row shows the number of shapes that lose at the size, and their median and largest loss.
+    A row is one size over all shapes. The row shows the number of shapes that lose at the size, and
+    their median and largest loss.
 
     curves: number of shapes.
     """

@@ -31,7 +31,7 @@ from quantbench.report.content import (
 )
 from quantbench.units import axis_words, dashed, latency, percent
 
-# Evidence for a cause, as shown in the table.
+# Maps the evidence for a cliff's cause to the table's text.
 _EVIDENCE_WORDS = {
     "identity": "by the kernel that ran",
     "arithmetic": "by arithmetic",
@@ -50,7 +50,7 @@ _MOST_NUMBERED = 6
 def axis_section(
     axis: str, every: Sequence[Curve], check: RunCheck, caption: Caption
 ) -> Section | None:
-    """Builds the section of an axis, with a card for each of the 12 ops that take the most time.
+    """Builds the section of an axis, with a card for each of the ops that take the most time.
 
     Returns None if there are no curves.
 

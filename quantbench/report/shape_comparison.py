@@ -126,7 +126,7 @@ def _gain(
     """Computes the gain of a shape over the shape `asked` from the summed times of their ops.
 
     An op's time is multiplied by the number of times that the shape runs the op. Vocabulary entries
-    beyond those of `asked`, which only pad the vocabulary, do not count as parameters.
+    beyond those of `asked` do not count as parameters.
 
     The gain's interval follows from the relative errors of the ops, each weighted by the op's
     fraction of its shape's total time. A workload that both shapes have was measured once, so its

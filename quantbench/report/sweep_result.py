@@ -157,7 +157,7 @@ def rows_to_json(rows: Sequence[LayerRow], check: RunCheck) -> list[dict[str, An
 
 
 # Maximum number of wave edges, sizes after which another wave begins, that are drawn for one curve.
-# The smallest sizes are drawn first, because another wave adds the most time there in relation.
+# Edges at the smallest sizes are drawn, because another wave increases the time most there.
 _MOST_WAVE_EDGES = 40
 # Maximum number of curves in a panel with wave edges. The edges of more curves could not be
 # distinguished.

@@ -25,7 +25,7 @@ FAILURES = ("out_of_memory", "illegal_access", "timeout", "crash", "wrong_result
 
 @dataclass(frozen=True)
 class Place:
-    """Grid point of a sweep at which a workload occurs. One workload may have several places.
+    """Grid point of a sweep at which a workload occurs; a workload may have several places.
 
     axes: value of each axis, by axis name.
     op: name of the workload's op at this grid point (`qkv`, `mlp_up.dgrad`, `gemm`).
@@ -52,7 +52,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Skipped:
-    """Outcome of a point that was not run, with the reason why the device cannot run it."""
+    """Outcome of a point that was not run, or that has no time in a table, with the reason."""
 
     kind = "skipped"
 
@@ -94,8 +94,8 @@ class Record:
         shows drift.
     elapsed_s: time from the start of the run to the end of the point, in s.
     check: passed check of the computed result; None if the result was not checked.
-    phases_s: duration of each phase of the point in s, by phase. The phase `identify` is present
-        only if the name of the kernel was requested.
+    phases_s: duration in s of each of the point's phases, by phase. The phase `identify` is present
+        only if the kernel's name was requested.
     """
 
     run_id: str

@@ -75,7 +75,7 @@ _LIMITS: dict[tuple[type, str], Json] = {
 
 
 def schema(name: str) -> Json:
-    """Returns the JSON Schema of one of a run's two files.
+    """Returns the JSON Schema of run.json or of a line of records.jsonl.
 
     The schema accepts everything that the loader accepts. The schema also accepts some values that
     the loader rejects, because the dataclasses check more limits than `_LIMITS` contains.

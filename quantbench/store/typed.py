@@ -233,7 +233,7 @@ def is_number(value: object) -> TypeGuard[float]:
 def _checked(valid: Callable[[Any], bool]) -> _Convert:
     """Returns a function that checks a value.
 
-    The function returns a valid value unchanged and raises _WrongTypeError for others.
+    The function returns a valid value unchanged and raises _WrongTypeError for any other value.
     """
 
     def convert(value: Any) -> Any:

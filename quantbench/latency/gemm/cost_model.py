@@ -1,10 +1,9 @@
 """Predicts GEMM times from tiles, waves and memory traffic of the kernels a library may choose.
 
 A kernel is a tile and a split_k. It runs batch · ceil(m / block_m) · ceil(n / block_n) · split_k
-blocks in waves; a wave is the blocks that are resident at once. A kernel's time is computed in
-steps:
+blocks in waves; a wave is the blocks that are resident at once. A kernel's time has these parts:
 
-- Arithmetic takes time per wave. The parameter "fluid" softens the steps between numbers of waves,
+- The arithmetic time jumps with each additional wave. The parameter "fluid" softens the jumps,
   because waves overlap.
 - A p-norm joins the times of arithmetic, memory reads and L2 traffic to the main loop's time. A
   second p-norm joins the main loop and the writing of c.
@@ -81,12 +80,12 @@ class Kernels:
 
     @cached_property
     def area(self) -> FloatArray:
-        """Number of elements of a tile over that of a 128 × 128 tile."""
+        """Tile area over the area of a 128 × 128 tile."""
         return self.block_m * self.block_n / 16384.0
 
     @cached_property
     def growth(self) -> FloatArray:
-        """Log of block_m + block_n over the value 256 of a 128 × 128 tile."""
+        """Log of (block_m + block_n) / 256, which is 0 for a 128 × 128 tile."""
         return np.asarray(np.log((self.block_m + self.block_n) / 256.0))
 
 
@@ -254,7 +253,7 @@ _LARGEST_FLUID_SHARE = 1 / 3
 def runs_in_waves(vectors: Sequence[FloatArray]) -> bool:
     """Returns whether GEMMs run in waves: the members' mean sigmoid of "fluid" is below 1/3.
 
-    vectors: (parameters + tiles,) each, parameter vector of each member of a model.
+    vectors: (parameters + tiles,) each, parameter vectors of a model's members.
     """
     fluid = [1.0 / (1.0 + np.exp(-vector[INDEX["fluid"]])) for vector in vectors]
     return bool(np.mean(fluid) < _LARGEST_FLUID_SHARE)
@@ -482,7 +481,7 @@ class Shapes:
     partial_bytes: Array  # bytes of split-k partial sums, written and read
     smallness: Array  # log(1 + waves) · log2(area of the largest tile / area of this tile)
     along_k: Array  # fraction of a block's operand rows that run along k
-    log_row_bytes: FloatArray  # (rows,) bytes of k in a row
+    log_row_bytes: FloatArray  # (rows,) log of the bytes in an operand row that runs along k
     log_compute: FloatArray  # (rows,) log of the compute time at peak over 1 ms
     is_vector: FloatArray  # (rows,) 1.0 for matrix-vector products
     halvings: Array | None

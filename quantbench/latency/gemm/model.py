@@ -286,6 +286,7 @@ class GemmModel:
 
     @property
     def _vectors(self) -> list[FloatArray]:
+        """Parameter vector of each member's cost model."""
         return [member.parameters for member in self.ensemble.members]
 
     def predict_gemms(self, gemms: Sequence[Gemm]) -> list[Estimate]:

@@ -131,7 +131,7 @@ def pooled(gpus: Sequence[MeasuredGpu], base: Prior) -> Prior:
 
 
 def near(gpus: Sequence[MeasuredGpu], *, same_gpu: bool) -> Prior:
-    """Returns a prior centred on the mean parameters of GPUs of one family.
+    """Returns a prior around the mean parameters of one family's GPUs.
 
     gpus: pool entries of the family, at least one.
     same_gpu: whether all entries are of the GPU that the prior is for. The prior is then narrower.
@@ -222,9 +222,9 @@ _LEAST_POWER = "a100-pcie-40gb"
 
 
 def _powered(device: DeviceSpec, dtype: str) -> float:
-    """Returns the log of the fraction of peak that a card's power limit allows, at most 0.
+    """Returns the log fraction of peak that a card's power limit allows, at most 0.
 
-    The result is 0 unless CUDA cores made in 7 nm or an older process multiply the dtype.
+    The result can be below 0 only for CUDA cores made in 7 nm or an older process.
     """
     newer = device.compute_capability is None or device.compute_capability > (8, 0)
     if newer or not device.board_power_w or unit(device, dtype) != "CUDA cores":
@@ -278,12 +278,12 @@ FEWEST_ROWS = 20
 #: smallest number of rows for growing trees
 FEWEST_FOR_TREES = 60
 _FOLDS = 5
-# Pairs (quantile, ratio) that set the width of the interval. The width needs the 0.9 quantile of
-# the held-out errors, but with some two hundred errors, it depends on only twenty rows of a few
-# sites, so coverage would vary. The 0.9 quantile is therefore estimated from these lower quantiles,
-# each times its ratio, the typical 0.9 quantile over the lower quantile. The estimates' geometric
-# mean is used. The ratios come from folds of the public tables' training sites, and vary little
-# between GPUs and numbers of rows. A site is one (n, k, batch).
+# Pairs (quantile, ratio), from which the held-out errors' 0.9 quantile is estimated. The width of
+# the interval follows from this estimate. Taken directly, the 0.9 quantile of some two hundred
+# errors would depend on only twenty rows of a few sites (a site is one (n, k, batch)), so coverage
+# would vary. Each lower quantile times its ratio is one estimate, and the geometric mean of the
+# estimates is used. The ratios come from folds of the public tables' training sites, and vary
+# little between GPUs and numbers of rows.
 _TAILS = ((0.6, 2.24), (0.7, 1.77), (0.8, 1.38))
 # Typical error of a fold's model (one member, four fifths of the rows) over the full ensemble's
 # error. The interval is calibrated on folds, so its width is divided by this ratio.
@@ -322,7 +322,7 @@ class Effort:
         return cls(members=4) if rows < 150 else cls()
 
 
-#: largest number of rows of a table that a model is fitted to
+#: largest number of table rows that a model is fitted to
 TABLE_ROWS = 8000
 #: effort for tables with thousands of rows; ten trees keep a model's file near 0.2 MB
 TABLE_EFFORT = Effort(members=2, rows_first=1000, rows_other=600, growth=Growth(trees=10, leaf=3))
