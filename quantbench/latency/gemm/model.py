@@ -116,9 +116,10 @@ class GemmModel:
         prior: selects the prior of the cost model's parameters and the reference. The reference is
             a fitted model whose correction is an input of the trees. One of
             "auto": the prior is the shipped parameters of this GPU, or else of its family, or else
-            of all measured GPUs. The reference is the first shipped model among: this GPU, dtype
-            and library; the most similar GPU of the family, same dtype and library (its parameters
-            are then also the prior); this GPU and dtype with the default library;
+            of all measured GPUs. The reference is the first of three models that is shipped:
+            (1) this GPU, dtype and library, (2) the most similar GPU of the family, this dtype and
+            library, whose parameters are then also the prior, (3) this GPU and dtype with the
+            default library;
             "family-out": the shipped parameters of other GPU generations, no reference;
             "none": the spec sheet, no reference;
             a model: the model's parameters as the prior, and the model as the reference;
