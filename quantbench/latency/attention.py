@@ -432,9 +432,9 @@ class Knowledge:
 def knowledge(device: DeviceSpec, *, family_out: bool) -> Knowledge:
     """Returns the prior of `device` from the shipped models.
 
-    The mean parameters are those of the device's family, or else the average over the other
-    families. The standard deviation is taken over families. The extra half-widths are the largest
-    errors of priors on the models' GPUs (`provenance["transfer"]`).
+    The parameters' mean is that of the device's family, or else of all families used. Their
+    standard deviation is taken over families. The extra half-widths are the largest errors that
+    priors made on the models' GPUs (`provenance["transfer"]`).
 
     family_out: whether to exclude all models of the device's generation.
     """

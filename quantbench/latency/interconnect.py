@@ -75,7 +75,7 @@ class Link:
 class Cluster:
     """Cluster of nodes with identical GPUs.
 
-    node_gb_per_s: bandwidth of all network adapters of a node in one direction, in 1e9 bytes per
+    node_gb_per_s: total bandwidth of a node's network adapters in one direction, in 1e9 bytes per
         second.
     links: all-reduce times inside a node, by number of participating GPUs.
     source: document or table that the values come from.

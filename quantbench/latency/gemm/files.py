@@ -17,13 +17,13 @@ from quantbench.latency.gemm.ensemble import Ensemble
 from quantbench.latency.gemm.member import Member
 from quantbench.latency.model_file import Arrays, inner, outer
 
-# Larger values are refused, because they mean a wrong unit or a damaged file. The limit on the
-# constants of a `Machine` is far above any GPU's rate.
+# Largest constant of a `Machine`, far above any GPU's rate. A file with a larger value is damaged or
+# uses a wrong unit, and is refused.
 _LARGEST_RATE = 1e15
-# The same limit for the sides of tiles and for split_k.
+# Largest side of a tile and largest split_k that are accepted.
 _LARGEST_BLOCK = 4096
-# The same limit for the magnitude of cost model parameters, which are logarithms and exponents.
-# The largest magnitudes fitted so far are about 10.
+# Largest accepted magnitude of a cost model parameter, which is a logarithm or an exponent. The
+# magnitudes fitted so far are at most about 10.
 _LARGEST_PARAMETER = 50.0
 _REFERENCE = "reference."
 _KINDS = ("batched", "layouts", "unaligned", "row_scales")

@@ -193,7 +193,7 @@ class GemmModel:
 
     @classmethod
     def best(cls, device: DeviceSpec | str, *, dtype: str = "bf16", library: str = "") -> GemmModel:
-        """Returns the shipped model for a device, dtype and library, or the prior without one.
+        """Returns the shipped model for a device, dtype and library, or else the prior.
 
         library: library whose kernels will run; "" means `libraries.default_library`.
 
