@@ -57,7 +57,7 @@ class Lead:
 
     axis: axis whose sizes are compared.
     sentence: result in one line.
-    rows: rows of the sizes with the largest losses, in ascending order of the size.
+    rows: sizes with the largest losses, sorted by size.
     more: number of further rows that are not shown.
     several: whether each row summarizes one size over many shapes.
     bad: all sizes that lose.

@@ -77,7 +77,7 @@ def axis_section(
 
 
 def _that_vary(curves: Sequence[Curve]) -> tuple[dict[str, list[Curve]], list[str]]:
-    """Returns the curves along which the workload changes by op, and the ops without such curves.
+    """Returns, by op, the curves along which the workload changes, and the ops without such curves.
 
     Only one of several curves with the same points is returned.
     """

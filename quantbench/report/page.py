@@ -53,8 +53,8 @@ from quantbench.sweep.options import options_from_json
 from quantbench.units import axis_words, dashed
 
 PAGE = "report.html"
-# Maximum number of families, which are curves of one op, dtype and provider, whose steps the first
-# screen explains. The section on steps explains all families.
+# Maximum number of families whose steps the first screen explains. A family is the curves of one
+# op, dtype and provider. The section on steps explains all families.
 _MOST_EXPLAINED = 2
 
 

@@ -58,7 +58,7 @@ def read_run(folder: Path) -> Run:
     the first is a failure, or if both have the same measurement with different grades. Any other
     line that repeats an earlier line or point is skipped and reported.
 
-    Raises StoreError, which names the file and for a broken record the line.
+    Raises StoreError, which names the file and, for a broken record, the line.
     """
     info = read_run_info(folder)
     path = folder / "records.jsonl"

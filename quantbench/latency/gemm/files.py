@@ -17,8 +17,8 @@ from quantbench.latency.gemm.ensemble import Ensemble
 from quantbench.latency.gemm.member import Member
 from quantbench.latency.model_file import Arrays, inner, outer
 
-# Largest constant of a `Machine`, far above any GPU's rate. A file with a larger value is damaged or
-# uses a wrong unit, and is refused.
+# Largest constant of a `Machine`, far above any GPU's rate. A file with a larger value is refused,
+# because it is damaged or uses a wrong unit.
 _LARGEST_RATE = 1e15
 # Largest side of a tile and largest split_k that are accepted.
 _LARGEST_BLOCK = 4096
