@@ -75,8 +75,8 @@ class DeviceSpec:
     max_sm_clock_mhz: maximum SM clock; 0 means sm_clock_mhz. Many cards run above sm_clock_mhz, so
         their rates can exceed peak_tflops (see `ceiling`). An H100 SXM has its peaks at 1830 MHz,
         and runs at up to 1980 MHz.
-    peak_clock_mhz: by dtype, SM clock of a peak that the data sheet gives for another clock than
-        sm_clock_mhz.
+    peak_clock_mhz: SM clock of each peak that the data sheet gives at another clock than
+        sm_clock_mhz, by dtype.
     compute_capability: (major, minor); None on a CPU. On a rocm device, this is the GFX IP version
         as HIP reports it (9.4 for gfx942).
     board_power_w: maximum power that the card draws, in W; 0 if it is unknown.

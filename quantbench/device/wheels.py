@@ -244,7 +244,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _serves(wheels: Wheels, capability: Capability | None) -> bool:
-    """Returns whether an entry supports a compute capability. Every entry may support None."""
+    """Returns whether an entry supports a compute capability. None (unknown) fits every entry."""
     return capability is None or wheels.lowest <= capability < wheels.end
 
 
