@@ -49,8 +49,8 @@ TMA_ALIGN_BYTES = 16
 #: Maximum number of registers per thread, on every compute capability. Source: CUDA C++ Programming
 #: Guide 13.0.
 MAX_REGISTERS = 255
-#: Options of every launch. `enable_fp_fusion` compiles a·b + c to one instruction. Triton up to 3.9
-#: does so by default, and Triton 3.10 does not.
+#: Options of every launch. `enable_fp_fusion` compiles a·b + c to one instruction. Triton does so
+#: by default only up to version 3.9.
 OPTIONS = {"enable_fp_fusion": True}
 #: Function that returns why a compute capability is not supported, or None if it is supported.
 Reason = Callable[[tuple[int, int]], str | None]
@@ -92,7 +92,7 @@ def unsupported_architecture(
 
 
 def wrong_in_interpreter(dtype: str) -> str | None:
-    """Returns why Triton's interpreter computes wrong GEMMs in this dtype, or None."""
+    """Returns why Triton's interpreter computes wrong GEMMs in a dtype, or None if it does not."""
     return "triton's interpreter multiplies the bit patterns of bf16" if dtype == "bf16" else None
 
 

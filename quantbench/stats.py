@@ -63,7 +63,7 @@ class Interval:
 
 
 def _array(samples: Samples, who: str) -> npt.NDArray[np.float64]:
-    """Returns the samples as an array. Raises InputError unless they are finite and at least one.
+    """Returns the samples as an array. Raises InputError if there are none or one is not finite.
 
     who: name of the operation, for error messages.
     """

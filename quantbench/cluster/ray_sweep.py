@@ -188,7 +188,7 @@ class ClusterRun:
     """One run, on all devices of one kind: devices with equal names and software versions.
 
     spec: constants of the devices.
-    plan: points to measure, without stored points, as far as the budget allows.
+    plan: points that are not stored yet, as many as the budget allows.
     devices: labels of the devices.
     already: number of points that were stored before this sweep started.
     writer: Ray's handle of the run's `Writer`.

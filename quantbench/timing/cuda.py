@@ -1,6 +1,7 @@
-"""Times runs on a CUDA device, either one by one between two events or many at a time in a graph.
+"""Times work on a CUDA device with `CudaTimer`.
 
-Only the options decide between the two methods, never the length of a run. A change of method
+A sample is either one run between two CUDA events, or the mean of many runs in a CUDA graph. Only
+the options decide between the two methods, never the length of a run. A change of method
 within a sweep would look like a cliff (a sudden step in the time) of 5 to 12 %.
 """
 
@@ -79,7 +80,7 @@ class CudaTimer(Timer):
     In the mode `graph`, a sample is the mean of many runs in one graph, without this overhead. With
     a cold cache, the graph rotates over copies of the run (see `rotation`).
 
-    spec: constants of the device, of which the L2 size is used.
+    spec: constants of the device. Only the L2 size is used.
     state: function that reads the device's SM clock, power and throttle reasons.
     ops: CUDA calls; None for `TorchCuda`.
     now: function that reads the time, in s.

@@ -138,7 +138,7 @@ class TorchCuda:
     compiler), a sleep holds the stream, the SM clock comes from NVML, and the note of `state()`
     gives the reason.
 
-    spec: constants of the device, of which the L2 size is used.
+    spec: constants of the device. Only the L2 size is used.
     state: function that reads the device's state.
     """
 
@@ -279,7 +279,7 @@ def clocks_from_stamps(stamps: npt.NDArray[np.int64]) -> tuple[float, ...]:
 
     A gap between stamps that is shorter than half a millisecond is joined with its neighbours,
     because the timer's resolution is too coarse for it. The SM clock does not change faster. The
-    result is empty if a stamp lacks all SMs, or if two stamps have no SM in common.
+    result is empty if a stamp contains no SM, or if two stamps have no SM in common.
 
     stamps: [stamps, SMs, 2], globaltimer in ns and clock64 in cycles. The two numbers are 0 for an
         SM on which no block of the probe ran.

@@ -1,5 +1,6 @@
-"""Samples a point: warms up until the times are steady, then takes batches until the rule to stop.
+"""Samples a point (one workload of a sweep): warms up, then takes batches of samples.
 
+The warm-up ends when the times are steady, and the sampling when a stopping rule is satisfied.
 `Timer` is the base class of `CudaTimer` and `CpuTimer`. The device, the clock and the sleep are
 injected, so that tests can simulate them.
 """
