@@ -79,8 +79,8 @@ class Limits:
 def _own_pids() -> frozenset[int]:
     """Returns the ids of this process, its descendants and its ancestors.
 
-    All of them are quantbench's own: if this process is a sweep's worker, its ancestors include the
-    main process, which started it.
+    All of them count as quantbench's own. If this process is a sweep's worker, its ancestors
+    include the main process.
     """
     import psutil
 

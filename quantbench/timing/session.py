@@ -131,7 +131,7 @@ class WarmUp:
     clock_mhz: median SM clock over the last window; None if unknown.
     steady: whether the times became steady before the time limit.
     state: device state in the last batch.
-    light: whether the runs took too little of the time to reach the power limit (see `Steadiness`).
+    light: whether the work is too light to reach the power limit (see `Steadiness.light`).
     batches: the steady batches at the end, each with the time when it ended, in s.
     """
 

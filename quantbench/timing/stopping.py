@@ -119,10 +119,7 @@ class Steadiness:
 
     @property
     def light(self) -> bool:
-        """Whether the runs take too little of the time to reach the power limit.
-
-        The power limit then cannot lower the clock.
-        """
+        """Whether the runs take so little of the time that the power limit cannot be reached."""
         return self._sampled_us * 1e-6 <= _LIGHT_SHARE * self._batches[-1][0]
 
     @property
@@ -132,7 +129,7 @@ class Steadiness:
 
     @property
     def steady(self) -> bool:
-        """Whether the last two windows agree; False while they are not full."""
+        """Whether the last two windows are full and agree."""
         return self._agree(self._window_s) or self._settled
 
     @property
@@ -148,10 +145,7 @@ class Steadiness:
         return self._windows(self.counted_s)[1]
 
     def _agree(self, window_s: float) -> bool:
-        """Returns whether the last two windows of this length agree.
-
-        Returns False while they are not full.
-        """
+        """Returns whether the last two windows of this length are full and agree."""
         if not self._batches or self._batches[-1][0] < 2 * window_s:
             return False
         old, new = self._windows(window_s)
@@ -188,9 +182,9 @@ def _clock_mhz(window: _Window) -> float | None:
 
 
 def _median_widths(samples_us: Sequence[float]) -> tuple[float, float]:
-    """Returns the relative half-width of the median's interval, twice: more samples narrow it all.
+    """Returns the relative half-width of the median's interval, twice.
 
-    This is the default `widths` of `StoppingRule`.
+    This is the default `widths` of `StoppingRule`: more samples narrow the whole half-width.
     """
     width = relative_half_width(samples_us)
     return width, width
@@ -246,7 +240,8 @@ class StoppingRule:
         self._elapsed_s = 0.0
         self._samples_us: list[float] = []
         self._next_check = min_samples
-        # Number of samples at each check, and the portion of the half-width that samples narrow.
+        # Number of samples at each check, and the portion of the half-width that more samples would
+        # narrow.
         self._widths: list[tuple[int, float]] = []
         self._flat_checks = 0
 

@@ -222,7 +222,7 @@ class TransformerShape:
 
     @property
     def element_bytes(self) -> int:
-        """Bytes per element in attention, and in all other tensors that are not GEMM operands."""
+        """Bytes per element in attention, and in all other tensors that no linear layer reads."""
         return element_bytes(self.attention_dtype)
 
     @property
