@@ -53,8 +53,8 @@ _MIN_BLOCK_COLS = 16  # a shorter row is padded to this number of columns
 # SM (Little's law on an H200: 4.8 TB/s · 0.7 µs / 132 SMs). More bytes per thread would take more
 # registers, so fewer blocks would fit on an SM.
 _BYTES_PER_THREAD = 4 * VECTOR_BYTES
-# Smallest number of scores per program, with padding. In 16-bit formats the program reads and
-# writes 16 KB. Blocks that move less finish faster than new blocks are launched.
+# Minimum number of scores per program, including padding. In 16-bit formats, such a program reads
+# and writes 16 KB in total. Smaller programs would finish faster than the GPU launches new ones.
 _MIN_SCORES = 4096
 
 #: Megatron-LM's value for masked scores (-10000) times log₂e, because the kernel uses exp2. If all

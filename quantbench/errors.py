@@ -43,7 +43,7 @@ def printable(text: str, longest: int = 200) -> str:
 
 
 def shortened(text: str, longest: int) -> str:
-    """Replaces the middle of a too long text by an ellipsis.
+    """Replaces the middle of a text by an ellipsis if the text is too long.
 
     longest: maximum number of characters of the result.
     """

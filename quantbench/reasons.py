@@ -1,7 +1,7 @@
 """Extracts one line with the cause of a failure.
 
-`reason_line` takes it from another library's exception, and `reason_in_output` from the output of a
-process that died.
+`reason_line` takes the line from another library's exception, and `reason_in_output` from the
+output of a process that died.
 """
 
 import os

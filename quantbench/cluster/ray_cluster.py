@@ -57,9 +57,9 @@ def device_count(nodes: Sequence[dict[str, Any]], free: dict[str, float]) -> int
 def cluster_address() -> str:
     """Returns the address of the Ray cluster to connect to.
 
-    If RAY_ADDRESS is set, it is the address. Otherwise, the address is that of the cluster that
-    `ray start` last started on this machine, or `local` for a new cluster. An address with host and
-    port is probed first, because Ray waits minutes for a cluster that has ended.
+    This is RAY_ADDRESS if it is set and not `auto`. Otherwise, it is the address of the cluster
+    that `ray start` last started on this machine, or `local` for a new cluster. An address with
+    host and port is probed first, because Ray waits minutes for a cluster that has ended.
 
     Raises MeasurementError if RAY_ADDRESS is set and its cluster does not answer.
     """

@@ -32,8 +32,8 @@ from quantbench.sweep.plan import Plan
 from quantbench.sweep.runner import Finished, Progress, Sweep, SweepJob
 from quantbench.sweep.session import interpreter_runs, new_run_info, point_keys, records_to_keep
 
-# Maximum number of restarts of an actor with its part. If it fails even more often, the cause is
-# more likely a point of the part than the devices.
+# Maximum number of restarts of an actor with its part. If the part fails even more often, the cause
+# is more likely one of its points than the devices.
 _RESTARTS = 3
 # Time limit for the workers' start, in s. A device that does not answer in time is left out.
 # Importing torch from a cold network disk takes a minute.
@@ -122,7 +122,7 @@ def measure_part(
     connect: function that starts a worker process on the device.
     begin, append: methods of the run's `Writer`.
 
-    Raises MeasurementError if the device is not of the job's kind.
+    If the device is not of the job's kind, the part ends as failed.
     """
     done, left_s = begin(number, label)
     if left_s is not None and left_s <= 0:
