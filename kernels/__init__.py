@@ -1,1 +1,1 @@
-"""Triton kernels for GEMM, attention and softmax, imported as `quantbench.kernels`."""
+"""Provides Triton kernels for GEMM, attention and softmax, imported as `quantbench.kernels`."""

@@ -1,8 +1,8 @@
-"""Compiles, describes and launches kernels with Triton.
+"""Checks, compiles and launches this package's Triton kernels, and finds the fastest configuration.
 
-All checks of the Triton version and of the GPU are here: Triton 3.2 serves Volta and Turing, and
-3.6 or newer serves later GPUs. The module also checks tensors for the kernels, and times several
-configurations of a kernel to find the fastest.
+The modules for GEMM, attention and softmax use these functions to build a `Plan`: work that is
+ready to run. Our kernels need Triton 3.2 on Volta and Turing, and Triton 3.6 or newer on later
+GPUs.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from quantbench.errors import InputError, UnsupportedError
 from quantbench.launch import Launch, Tile
 from quantbench.quantization import WARP_THREADS, resident_blocks
 
-#: major and minor version of Triton
+#: Version of the installed Triton: (major, minor).
 TRITON = tuple(int(number) for number in triton.__version__.split(".")[:2])
 
-#: whether kernels take tensor descriptors as arguments, so that the TMA unit loads and stores
+#: Whether this Triton passes tensor descriptors to kernels. With descriptors, the TMA unit (the
+#: GPU's bulk copy engine) loads and stores whole tiles.
 HAS_TENSOR_DESCRIPTOR = TRITON >= (3, 6)
 
 #: Maps our dtype names to torch's dtypes. tf32 is stored as fp32.
@@ -37,24 +38,24 @@ TORCH_DTYPES = {
     "fp8": torch.float8_e4m3fn,
 }
 
-#: Whether kernels run in Python on CPU tensors. The value is fixed when Triton is imported; a later
-#: change of the environment variable breaks Triton.
+#: Whether Triton's interpreter runs the kernels, in Python on CPU tensors. Triton reads the
+#: environment variable at import. A later change of the variable breaks Triton.
 INTERPRETER = os.environ.get("TRITON_INTERPRET", "0") == "1"
 
-#: Alignment in bytes of a TMA descriptor's first element, and of every stride but the last. Source:
-#: cuTensorMapEncodeTiled, CUDA driver API.
+#: Alignment in bytes that TMA requires of a tensor's address and of every stride except the last.
+#: Source: cuTensorMapEncodeTiled, CUDA driver API.
 TMA_ALIGN_BYTES = 16
 
 #: Maximum number of registers per thread, on every compute capability. Source: CUDA C++ Programming
 #: Guide 13.0.
 MAX_REGISTERS = 255
-#: Options of every launch. They make a·b + c one instruction, which is Triton's default up to 3.9
-#: but not from 3.10 on.
+#: Options of every launch. `enable_fp_fusion` compiles a·b + c to one instruction. Triton does so
+#: by default only up to version 3.9.
 OPTIONS = {"enable_fp_fusion": True}
-#: function from a compute capability to the reason why it is not supported, or None
+#: Function that returns why a compute capability is not supported, or None if it is supported.
 Reason = Callable[[tuple[int, int]], str | None]
 
-# Time for which `fastest` runs each choice before it is timed, and while it is timed.
+# Time for which `fastest` runs each configuration to warm up, and then to time it.
 _AUTOTUNE_WARMUP_MS = 20
 _AUTOTUNE_MS = 80
 
@@ -91,13 +92,13 @@ def unsupported_architecture(
 
 
 def wrong_in_interpreter(dtype: str) -> str | None:
-    """Returns why Triton's interpreter computes wrong GEMMs in this dtype, or None."""
+    """Returns why Triton's interpreter computes wrong GEMMs in a dtype, or None if it does not."""
     return "triton's interpreter multiplies the bit patterns of bf16" if dtype == "bf16" else None
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """Properties of a GPU that kernels are configured for."""
+    """GPU properties on which a kernel's configuration depends."""
 
     capability: tuple[int, int]
     sm_count: int
@@ -105,9 +106,10 @@ class Gpu:
 
 
 def gpu_of(x: torch.Tensor, interpreted: Gpu) -> Gpu:
-    """Returns the GPU that a checked tensor is on.
+    """Returns the properties of the GPU that holds a tensor.
 
-    interpreted: GPU that the interpreter simulates. It is returned for tensors that are on no GPU.
+    x: tensor that `require_support` has accepted.
+    interpreted: GPU that the interpreter simulates; returned for a CPU tensor.
     """
     if not x.is_cuda:
         return interpreted
@@ -126,11 +128,13 @@ def require_support(
     dtype: str,
     *reasons: Reason,
 ) -> None:
-    """Raises UnsupportedError unless Triton runs kernels on the device of x.
+    """Raises UnsupportedError unless our kernels run on the device of x.
 
-    who, name: operation and name of the tensor for error messages.
-    dtype: dtype that the kernel multiplies with tl.dot; "" for a kernel without tl.dot.
-    reasons: further conditions on the compute capability.
+    who: name of the operation, for error messages.
+    name: name of the tensor, for error messages.
+    dtype: dtype of tl.dot's operands, which is checked in the interpreter; "" for a kernel without
+        tl.dot.
+    reasons: the kernel's own checks of the compute capability.
     """
     if INTERPRETER:
         reason = wrong_in_interpreter(dtype)
@@ -143,9 +147,9 @@ def require_support(
 
 
 def first_reason(capability: tuple[int, int], *reasons: Reason) -> str | None:
-    """Returns the first reason against a compute capability, or None if there is none.
+    """Returns why a compute capability is not supported, or None if it is supported.
 
-    The conditions in `reasons` come first, and then `unsupported_architecture`.
+    reasons: checks that are tried in order, before `unsupported_architecture`.
     """
     for reason in (*reasons, unsupported_architecture):
         if found := reason(capability):
@@ -165,9 +169,10 @@ def _capability(who: str, name: str, x: torch.Tensor) -> tuple[int, int]:
 
 
 def widest(most: int, *sizes: int) -> int:
-    """Returns the largest power of two up to `most` that divides all sizes. Zeros are ignored.
+    """Returns the largest power of two up to `most` that divides all sizes.
 
-    most: a power of two.
+    most: upper limit, which is a power of two.
+    sizes: numbers to divide; zeros are ignored.
 
     >>> widest(16, 24, 0, 64), widest(8, 2049)
     (8, 1)
@@ -203,7 +208,10 @@ def result(
     dtype: torch.dtype,
     device: torch.device,
 ) -> torch.Tensor:
-    """Returns `out` after a check of it, or a new contiguous tensor if `out` is None."""
+    """Returns `out`, or a new contiguous tensor if `out` is None.
+
+    Raises InputError unless `out` is contiguous and has this shape, dtype and device.
+    """
     if out is None:
         return torch.empty(tuple(shape), dtype=dtype, device=device)
     require_like(who, name, out, shape, dtype, device)
@@ -230,10 +238,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Plan:
-    """Validated, compiled and allocated work that can run any number of times.
+    """Work that is checked, compiled and allocated, and can run any number of times.
 
     outputs: tensors that `run` writes.
-    steps: kernels of one run, in order.
+    steps: kernel launches of one run, in order.
     """
 
     outputs: tuple[torch.Tensor, ...]
@@ -241,21 +249,19 @@ class Plan:
 
     @property
     def out(self) -> torch.Tensor:
+        """First output tensor."""
         return self.outputs[0]
 
     @property
     def launch(self) -> Launch:
-        """Launch of the kernel that does most of the work.
+        """Launch of the first kernel, which does most of the work.
 
-        In the interpreter, the registers and the occupancy of the launch are None.
+        In the interpreter, the launch's registers and occupancy are None.
         """
         return self.steps[0].launch
 
     def run(self) -> None:
-        """Enqueues all kernels once on the current stream.
-
-        The call only launches: it neither allocates nor synchronises.
-        """
+        """Enqueues all kernels once on the current stream, without allocating or synchronising."""
         with torch.cuda.device(self.out.device) if self.out.is_cuda else nullcontext():
             for each in self.steps:
                 each.call()
@@ -271,9 +277,10 @@ def step(
 ) -> Step:
     """Compiles a kernel and returns its launch as a step.
 
-    who: operation name for error messages.
+    who: name of the operation, for error messages.
     grid: number of blocks.
-    arguments: arguments of the kernel, with num_warps and num_stages.
+    arguments: arguments of the kernel by name, including num_warps and num_stages.
+    tile: tile that each block computes, for the step's Launch; None if there is none.
 
     Raises InputError if a block does not fit on one SM.
     """
@@ -287,10 +294,11 @@ def describe(
     device: torch.device,
     tile: Tile | None = None,
 ) -> Launch:
-    """Compiles a kernel for these arguments and returns its Launch, without a grid.
+    """Compiles a kernel for these arguments and describes it as a Launch without a grid.
 
-    In the interpreter, registers and occupancy are None. Raises InputError if a block does not fit
-    on one SM.
+    The arguments are those of `step`. In the interpreter, registers and occupancy are None.
+
+    Raises InputError if a block does not fit on one SM.
     """
     if INTERPRETER:
         return Launch(kernel.fn.__name__, tile=tile)
@@ -307,7 +315,8 @@ def describe(
         threads=threads,
         registers=compiled.n_regs,
         shared_memory_bytes=metadata.shared,
-        # A block that finds no free tensor memory waits for it, so it is on the SM without running.
+        # A block that finds no free tensor memory waits on the SM without running, so it does not
+        # count as resident.
         tensor_memory_columns=getattr(metadata, "tmem_size", None) or 0,
     )
     return Launch(
@@ -323,24 +332,29 @@ def describe(
 def enqueue(
     kernel: Any, grid: tuple[int, int, int], arguments: Mapping[str, Any], described: Launch
 ) -> Step:
-    """Returns the step that launches a described kernel on a grid."""
+    """Returns the step that launches a kernel on a grid.
+
+    described: result of `describe` for this kernel.
+    """
     launcher = kernel[grid]
     return Step(replace(described, grid=grid), lambda: launcher(**arguments, **OPTIONS))
 
 
 _Choice = TypeVar("_Choice")
+# Results of `fastest` in this process, by (who, *key).
 _FASTEST: dict[tuple[Any, ...], Any] = {}
 
 
 def fastest(
     who: str, build: Callable[[_Choice], Plan], choices: Iterable[_Choice], key: tuple[Any, ...]
 ) -> _Choice:
-    """Returns the choice whose plan has the shortest median time on this device.
+    """Returns the configuration with the shortest median time on this device.
 
-    The choices are timed once per key and process.
-
-    build: makes the plan of a choice.
-    key: identifies the problem, together with `who`. The answer for a key is kept.
+    who: name of the operation.
+    build: function that makes the plan for a configuration.
+    choices: configurations to time.
+    key: identity of the problem, such as its shape and dtype. The result is cached by `who` and
+        `key`, so a process times each problem once.
 
     Raises UnsupportedError in the interpreter.
     """

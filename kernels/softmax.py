@@ -6,9 +6,10 @@
     work = plan_forward(scores, 0.125, causal=True)       # checked, compiled, allocated
     work.run()                                            # the launch alone; fits a CUDA graph
 
-Memory bandwidth limits the kernel, which reads x and writes y = softmax(scale · x) once over rows
-of `cols` scores. A program (one thread block) holds about 4096 scores, in whole rows, in registers;
-a long row has a program of its own. Input and output are fp16, bf16 or fp32, and sums are fp32.
+The kernel computes y = softmax(scale · x) for each row of `cols` scores. It reads x once and writes
+y once, so memory bandwidth limits it. A program (one thread block) keeps whole rows in registers:
+about 4096 scores, or a single longer row. Input and output are fp16, bf16 or fp32, and sums are
+fp32.
 """
 
 # ruff: noqa: N803  (compile-time parameters are written in capitals, as in Triton's own kernels)
@@ -38,26 +39,27 @@ from quantbench.megatron import megatron_fused_available as megatron_fused_avail
 from quantbench.quantization import VECTOR_BYTES, WARP_THREADS, cdiv
 from quantbench.workload.dtypes import dtype_name, missing_format
 
-# The limit keeps the row numbers of the last program, of up to 4096 rows, within 32 bits.
+# Maximum number of rows. Row indices are 32-bit, and the last program may count up to 4096 rows
+# past the end.
 _MAX_ROWS = 2**31 - 4097
 
-#: Longest row. In fp32, at 64 bytes of loads per thread, such a row fills the largest block, which
-#: has 1024 threads.
+#: Maximum number of scores in a row. In fp32, such a row needs the largest block: 1024 threads,
+#: each of which loads 64 bytes.
 MAX_COLS = 16_384
 
-_MAX_WARPS = 32  # of a block
+_MAX_WARPS = 32  # maximum number of warps in a block
 _MIN_BLOCK_COLS = 16  # a shorter row is padded to this number of columns
-# Each thread has four 16-byte loads in flight. HBM bandwidth needs enough bytes in flight (Little's
-# law: 4.8 TB/s times some 0.7 µs is 25 KB for each of an H200's 132 SMs). More bytes per thread
-# would cost the registers of another block.
+# Each thread has four 16-byte loads in flight. Full HBM bandwidth needs about 25 KB in flight per
+# SM (Little's law on an H200: 4.8 TB/s · 0.7 µs / 132 SMs). More bytes per thread would take more
+# registers, so fewer blocks would fit on an SM.
 _BYTES_PER_THREAD = 4 * VECTOR_BYTES
-# Smallest number of scores per program, with padding. In 16-bit formats the program reads and
-# writes 16 KB. Blocks that move less finish faster than new blocks are launched.
+# Minimum number of scores per program, including padding. In 16-bit formats, such a program reads
+# and writes 16 KB in total. Smaller programs would finish faster than the GPU launches new ones.
 _MIN_SCORES = 4096
 
-#: Value that Megatron-LM puts in place of masked scores, times log₂e. If all scores of a row are
-#: masked, each result of the row is 1 / cols and not 0 (as in the kernels of Megatron-LM and apex;
-#: apex issue 1390).
+#: Megatron-LM's value for masked scores (-10000) times log₂e, because the kernel uses exp2. If all
+#: scores of a row are masked, the row's results are 1 / cols and not 0, as in the kernels of
+#: Megatron-LM and apex (apex issue 1390).
 MASKED_LOG2E = tl.constexpr(-10_000.0 * 1.4426950408889634)
 
 
@@ -79,18 +81,23 @@ def softmax_forward(
 ):
     """Computes y = softmax(scale · x), ROWS rows per program. Grid: ceil(rows_in_all / ROWS).
 
-    The time has cliffs in cols. A thread reads 16 bytes at a time only if every row starts at a
-    multiple of 16 bytes; with an odd number of columns it reads one score at a time. The registers
-    hold a row padded to the next power of two, which costs time only if the arithmetic takes longer
-    than the memory traffic.
-    With a causal mask, row q reads q + 1 scores, rounded up to 16 bytes, and writes the whole row.
+    The time has cliffs (sudden steps) over cols. A thread reads 16 bytes at a time only if every
+    row starts at a multiple of 16 bytes. With an odd number of columns, it reads one score at a
+    time. In registers, a row is padded to the next power of two. This padding costs time only if
+    the arithmetic takes longer than the memory traffic.
+    With a causal mask, row q reads q + 1 scores, rounded up to whole vectors, and writes the whole
+    row.
 
     x, y: contiguous [rows_in_all, cols], where rows_in_all = batch · heads · rows_per_head.
-    mask: bytes [samples, rows_per_head, cols] for MASK = "full", where any value but 0 drops the
-        score. One mask serves all samples if mask_rows_per_sample is 0.
-    MASK: "causal" (row q of a head drops the columns past q), "full" or "none".
-    ALIGN: number of scores per vector, which divides cols.
-    BLOCK_COLS: power of two, at least cols.
+    mask: for MASK = "full", bytes [samples, rows_per_head, cols], where any value but 0 masks the
+        score.
+    rows_per_sample: heads · rows_per_head.
+    mask_rows_per_sample: rows_per_head, or 0 if all samples share one mask.
+    scale_log2e: scale · log₂e.
+    MASK: "causal" (row q of a head masks the columns past q), "full" or "none".
+    ALIGN: number of scores in one vector load, which divides cols.
+    ROWS: rows per program.
+    BLOCK_COLS: row length in registers, a power of two of at least cols.
     """
     first_row, rows, col, length = _tile(cols, ALIGN, ROWS, BLOCK_COLS)
     position = rows % rows_per_head
@@ -132,7 +139,11 @@ def softmax_backward(
     """Computes dx = scale · y · (dy - Σ dy · y), with the sum in fp32.
 
     Masked elements have y = 0, so their dx is 0. With a causal mask, masked elements are not read.
-    Grid and arguments are those of `softmax_forward`.
+    The grid and the other arguments are those of `softmax_forward`.
+
+    dy: gradient of y.
+    y: result of `softmax_forward`.
+    dx: gradient of x, which is written.
     """
     first_row, rows, col, length = _tile(cols, ALIGN, ROWS, BLOCK_COLS)
     readable, counts = _columns(rows % rows_per_head, col, length, MASK, ALIGN)
@@ -150,9 +161,9 @@ def softmax_backward(
 
 @triton.jit
 def _tile(cols, ALIGN: tl.constexpr, ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr):
-    """Returns the program's first row, its rows, the columns, and the length of a row.
+    """Returns the program's first row, its rows [ROWS, 1], the columns [1, BLOCK_COLS], and cols.
 
-    The rows are ROWS × 1, and the columns are 1 × BLOCK_COLS.
+    The form of cols shows the compiler that ALIGN divides it.
     """
     first_row = tl.program_id(0) * ROWS
     rows = first_row + tl.arange(0, ROWS)[:, None]
@@ -161,13 +172,13 @@ def _tile(cols, ALIGN: tl.constexpr, ROWS: tl.constexpr, BLOCK_COLS: tl.constexp
 
 @triton.jit
 def _columns(position, col, length, MASK: tl.constexpr, ALIGN: tl.constexpr):
-    """Returns a mask of the columns that are read, and a mask of the columns that count.
+    """Returns a mask of the columns to load, and a mask of the columns that the softmax includes.
 
-    Columns are read in whole vectors of ALIGN.
+    Columns are loaded in whole vectors of ALIGN scores.
 
-    position: number of each row within its head.
-    col: numbers of the columns.
-    length: number of columns of a row.
+    position: index of each row within its head.
+    col: indices of the columns.
+    length: row length.
     """
     if MASK == "causal":
         readable = col < (position // ALIGN + 1) * ALIGN
@@ -179,10 +190,11 @@ def _columns(position, col, length, MASK: tl.constexpr, ALIGN: tl.constexpr):
 
 
 def scaled_causal_softmax(scores: torch.Tensor, scale: float) -> torch.Tensor:
-    """Computes softmax(scale · scores) over columns 0 … row of scores[batch, heads, sq, sk].
+    """Computes softmax(scale · scores) with a causal mask.
 
-    sq equals sk. Scores above the diagonal are ignored, and the result is 0 there. The result is
-    differentiable.
+    Row q uses columns 0 to q. The result is 0 in later columns. The result is differentiable.
+
+    scores: [batch, heads, sq, sk], where sq equals sk.
     """
     return _Softmax.apply(scores, None, scale, True)
 
@@ -191,8 +203,8 @@ def scaled_masked_softmax(scores: torch.Tensor, mask: torch.Tensor, scale: float
     """Computes softmax(scale · scores), with masked scores set to -10000.
 
     scores: [batch, heads, sq, sk].
-    mask: boolean [batch, 1, sq, sk] or [1, 1, sq, sk], where True masks a score. A row that is
-        masked completely is 1 / sk everywhere.
+    mask: boolean [batch, 1, sq, sk] or [1, 1, sq, sk], where True masks a score. A completely
+        masked row gives 1 / sk everywhere.
 
     The result is differentiable.
     """
@@ -216,11 +228,13 @@ def plan_forward(
     out: torch.Tensor | None = None,
     tile: Tile | None = None,
 ) -> Plan:
-    """Checks the tensors, compiles the kernel and allocates the result.
+    """Returns a plan that computes softmax(scale · scores).
 
+    scores: [batch, heads, sq, sk].
+    causal: whether the mask is causal.
     mask: as in `scaled_masked_softmax`; None for no mask.
     out: tensor for the result; None allocates it.
-    tile: rows and columns of a program; None for `softmax_tile`.
+    tile: rows and columns per program; None for `softmax_tile`.
 
     Raises InputError for invalid tensors, and UnsupportedError for a dtype, GPU or Triton version
     without support.
@@ -248,9 +262,10 @@ def plan_backward(
     out: torch.Tensor | None = None,
     tile: Tile | None = None,
 ) -> Plan:
-    """Checks the tensors, and compiles the kernel for the gradient scale · y · (grad - Σ grad · y).
+    """Returns a plan that computes the gradient of scores, scale · y · (grad - Σ grad · y).
 
-    grad, y: [batch, heads, sq, sk], gradient and result of forward.
+    grad: [batch, heads, sq, sk], gradient of y.
+    y: [batch, heads, sq, sk], result of the forward plan.
 
     The other arguments and the errors are those of `plan_forward`.
     """
@@ -279,8 +294,8 @@ class _Softmax(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (y,) = ctx.saved_tensors
-        # autograd may pass an expanded gradient, such as the gradient of a sum. Only such a
-        # gradient is copied.
+        # autograd may pass a gradient that is not contiguous, such as the expanded gradient of a
+        # sum. Only such a gradient is copied.
         dx = _ran(plan_backward(grad.contiguous(), y, ctx.scale, causal=ctx.causal))
         return dx, None, None, None
 
@@ -292,7 +307,10 @@ def _ran(work: Plan) -> torch.Tensor:
 
 
 def _plan(who: str, kernel: Any, arguments: dict[str, Any], out: torch.Tensor, tile: Tile) -> Plan:
-    """Returns the plan of a kernel. Raises InputError if a row does not fit the tile."""
+    """Returns the plan for one kernel.
+
+    Raises InputError unless the tile's sides are powers of two and the tile holds a row.
+    """
     cols = out.shape[-1]
     odd_sides = tile.block_n & (tile.block_n - 1) or tile.block_m & (tile.block_m - 1)
     if tile.block_n < cols or odd_sides:
@@ -311,7 +329,7 @@ def forward_arguments(
     causal: bool,
     tile: Tile,
 ) -> dict[str, Any]:
-    """Returns the arguments of the forward kernel."""
+    """Returns the arguments of `softmax_forward` by name, from those of `plan_forward`."""
     heads, sq = x.shape[1:3]
     kind = "causal" if causal else "none"
     dropped = None
@@ -334,15 +352,15 @@ def forward_arguments(
 def backward_arguments(
     grad: torch.Tensor, y: torch.Tensor, out: torch.Tensor, scale: float, causal: bool, tile: Tile
 ) -> dict[str, Any]:
-    """Returns the arguments of the backward kernel."""
+    """Returns the arguments of `softmax_backward` by name, from those of `plan_backward`."""
     shared = _shared_arguments(y, "causal" if causal else "none", tile)
     return {"dy": grad, "y": y, "dx": out, "scale": float(scale)} | shared
 
 
 def _shared_arguments(x: torch.Tensor, mask: str, tile: Tile) -> dict[str, Any]:
-    """Returns the arguments that the forward and the backward kernel share.
+    """Returns the arguments that the forward and backward kernels share, by name.
 
-    mask: MASK of the kernels.
+    mask: value of the kernels' argument MASK.
     """
     cols = x.shape[-1]
     return {
@@ -361,7 +379,8 @@ def _shared_arguments(x: torch.Tensor, mask: str, tile: Tile) -> dict[str, Any]:
 def _check(who: str, name: str, x: torch.Tensor, scale: float, causal: bool) -> None:
     """Raises InputError or UnsupportedError for scores that the kernels do not support.
 
-    who, name: operation and name of the tensor for error messages.
+    who: name of the operation, for error messages.
+    name: name of the tensor, for error messages.
     """
     shape = f"{name} of shape {tuple(x.shape)}"
     if x.dim() != 4 or 0 in x.shape:
@@ -385,9 +404,13 @@ def _check(who: str, name: str, x: torch.Tensor, scale: float, causal: bool) -> 
 def softmax_tile(cols: int, element_bytes: int, direction: str = "forward") -> Tile:
     """Returns the tile of a softmax program.
 
-    block_m is the number of rows of a program, and block_n is the row length rounded up to a power
-    of two. The number of warps follows from the bytes that are loaded: backward loads two tensors,
-    and forward loads one.
+    block_m is the number of rows, and block_n is the row length rounded up to a power of two. The
+    number of warps follows from the bytes to load: backward loads two tensors, and forward loads
+    one.
+
+    cols: row length.
+    element_bytes: bytes per score.
+    direction: forward or backward.
 
     >>> softmax_tile(2048, 2)
     Tile(block_m=2, block_n=2048, block_k=None, split_k=1, stages=None, num_warps=4)

@@ -1,4 +1,4 @@
-"""Runs the command `quantbench` or `python -m quantbench`, and converts errors to exit codes."""
+"""Runs the command line (`quantbench`, `python -m quantbench`), and maps errors to exit codes."""
 
 import codecs
 import gc
@@ -10,28 +10,29 @@ import typer
 
 from quantbench.errors import InputError, QuantbenchError, StoreError
 
-# Exit code that a shell reports for a program ended by SIGPIPE.
+# Exit code that a shell reports for a program that SIGPIPE ended.
 _NO_READER = 128 + 13
-# Base class of errors about arguments. It is click's or typer's own, depending on typer's version.
+# Base class of errors about arguments. Depending on typer's version, it is click's class or typer's
+# copy.
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
-# ASCII replacements of the characters that quantbench prints, for terminals without Unicode.
+# ASCII replacements for characters that quantbench prints, for terminals without Unicode.
 _IN_ASCII = {
     "µ": "u", "×": "x", "±": "+-", "≤": "<=", "≥": ">=", "–": "-", "−": "-", "·": "-", "…": "...",
     "→": "->",
     "°": "deg ", "●": "*", "²": "^2", "³": "^3", "⌈": "ceil(", "⌉": ")",
 }  # fmt: skip
-# Number of new objects after which the garbage collector looks for cycles. A run of 100,000 records
-# makes millions of objects without cycles. With the default of 700, the collector would take a
-# third of the time.
+# Number of new objects after which the garbage collector looks for reference cycles. Reading a run
+# of 100,000 records creates millions of objects without cycles. With Python's default of 700, the
+# collector would take a third of the time.
 _COLLECT_AFTER = 100_000
 
 
 def main() -> None:
     """Runs the command line.
 
-    Exit codes: 0 if all is well, 1 if a check or comparison found something, 2 for wrong use or bad
-    input, 130 for Ctrl-C, and 141 for a broken pipe. The last is not 0, because a gate must not
-    pass on output that nobody read.
+    Exit codes: 0 for success, 1 if a check or comparison found a problem, 2 for wrong usage or bad
+    input, 130 for Ctrl-C, and 141 for a broken pipe. A broken pipe must not give 0, because an
+    automatic check must not pass on output that nobody read.
     """
     _prepare_streams()
     gc.set_threshold(_COLLECT_AFTER, 50, 100)
@@ -45,13 +46,13 @@ def main() -> None:
     except BrokenPipeError:  # the output was closed, as by `quantbench … | head`
         code = _no_reader()
     except SystemExit as end:
-        # rich and click turn a broken pipe into exit code 1. Here, 1 means that a check found
-        # something, so broken pipes get their own code.
+        # rich and click exit with 1 for a broken pipe. Here, 1 means that a check found a problem,
+        # so a broken pipe needs another code.
         if not isinstance(end.__context__, BrokenPipeError):
             raise
         code = _no_reader()
     except OSError as error:
-        if error.errno is None:  # the system did not raise it, so it is a bug: show the traceback
+        if error.errno is None:  # not from the operating system, so a bug: show the traceback
             raise
         code = _refuse(_system_error(error))
     if code:
@@ -59,7 +60,7 @@ def main() -> None:
 
 
 def _run() -> int:
-    """Runs the command line app, and returns its exit code."""
+    """Runs the typer app, and returns its exit code."""
     from quantbench.cli.app import app
 
     wrong = next((word for word in sys.argv[1:] if "\0" in word), None)
@@ -78,12 +79,12 @@ def _run() -> int:
 
 
 def _wrong_words(error: Exception) -> InputError:
-    """Converts click's or typer's error about the arguments to an InputError."""
+    """Converts an error of click or typer about the arguments to an InputError."""
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "quantbench"
     said = error.format_message().rstrip(".")  # type: ignore[attr-defined]
     operation = command.removeprefix("quantbench").strip() or "command line"
-    # The message about a refused value does not repeat the value, so it is added from the cause.
+    # The message about a refused value lacks the value, so the value is taken from the cause.
     refused: list[dict[str, str]] = getattr(error.__cause__, "errors", list)()
     expected = f"words as `{command} --help` lists them"
     if refused:
@@ -94,9 +95,9 @@ def _wrong_words(error: Exception) -> InputError:
 
 
 def _system_error(error: OSError) -> StoreError:
-    """Converts a system error that no command handled.
+    """Converts a system error that no command handled to a StoreError.
 
-    An error without a file name is about the output.
+    An error without a file name concerns the standard output.
     """
     if error.filename is None:
         _abandon_output()
@@ -109,22 +110,21 @@ def _system_error(error: OSError) -> StoreError:
 
 
 def _refuse(error: QuantbenchError) -> int:
-    with suppress(OSError):  # stderr may be closed, but the exit code still tells
+    """Prints an error, and returns its exit code."""
+    with suppress(OSError):  # stderr may be closed, but the exit code still shows the error
         print(f"quantbench: {error}", file=sys.stderr, flush=True)
     return error.exit_code
 
 
 def _no_reader() -> int:
+    """Discards the rest of the output after a broken pipe, and returns the exit code."""
     _abandon_output()
     sys.stderr.close()
     return _NO_READER
 
 
 def _abandon_output() -> None:
-    """Discards buffered output.
-
-    Python would otherwise try to write it again at exit, and fail.
-    """
+    """Discards buffered output. Otherwise, Python would try to write it again at exit, and fail."""
     with suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
@@ -134,7 +134,7 @@ def _abandon_output() -> None:
 def _prepare_streams() -> None:
     """Makes the output streams replace characters that they cannot encode.
 
-    The null device takes the place of a missing stream.
+    A missing stream is replaced by the null device.
     """
     codecs.register_error("quantbench", _nearest)
     if sys.stdout is None:
@@ -147,7 +147,7 @@ def _prepare_streams() -> None:
 
 
 def _nearest(error: UnicodeError) -> tuple[str, int]:
-    """Returns the closest ASCII text, or an escape such as \\u0431; an error handler for codecs."""
+    """Replaces characters by ASCII text or escapes such as \\u0431; an error handler of codecs."""
     assert isinstance(error, UnicodeEncodeError)
     found = error.object[error.start : error.end]
     return "".join(

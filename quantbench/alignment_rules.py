@@ -1,7 +1,7 @@
-"""Lists sizes that number formats and libraries require to be multiples, and checks shapes.
+"""Checks whether sizes are the multiples that number formats and libraries require.
 
-Every rule names the threads, documentation or source files that state it. All of these were read in
-2026-11.
+`broken_rules` checks one workload, and `broken_by_shape` a transformer. `RULES` lists the rules,
+each with the threads, documentation or source files behind it. All sources were read in 2026-11.
 """
 
 from collections.abc import Iterator
@@ -13,13 +13,14 @@ from quantbench.rules import Rule
 from quantbench.workload import Attention, Gemm, GroupedGemm, Op, TransformerShape
 from quantbench.workload.dtypes import DTYPES, GEMM_DTYPES
 
-# Effects of a broken rule. `crashes`: the library raises an error. `falls back`: the library runs a
-# slower kernel, mostly without a message. `wastes`: the library pads.
+# Effects of a broken rule, worst first. `crashes`: the library raises an error. `falls back`: the
+# library runs a slower kernel, mostly without a message. `wastes`: the library pads to the next
+# allowed size.
 EFFECTS = ("crashes", "falls back", "wastes")
-# Number of rows of an expert that breaks no rule. It serves to judge the expert's weights alone.
+# Number of rows per expert that breaks no rule, for checks of the experts' weights alone.
 _WHOLE_ROWS = 128
 
-# Names of the sides (m, n, k) of the forward GEMMs that TransformerShape.ops returns.
+# Names of m, n and k in terms of the shape, for each forward GEMM of `TransformerShape.ops`.
 _FORWARD = {
     "qkv": ("tokens", "qkv width / tp", "hidden"),
     "latent_down": ("tokens", "q_rank + kv_rank + rope_dim", "hidden"),
@@ -45,19 +46,20 @@ _FORWARD = {
 
 @dataclass(frozen=True)
 class AlignmentRule(Rule):
-    """Sizes that a library or a number format requires of one op.
+    """Rule about the sizes that a library or a number format requires.
 
-    dtypes: dtypes of the op's inputs to which the rule applies.
-    sides: sides to which the rule applies: m, n or k of a GEMM, rows, rows of an expert, head_dim,
-        or tokens / tp (with sequence parallelism, each GPU quantizes that many tokens).
-    multiple: divisor of the size, or the sizes to which a kernel pads, in ascending order.
+    dtypes: input dtypes to which the rule applies.
+    sides: sides to which the rule applies. They are m, n or k of a GEMM, `rows` (the lengths of the
+        operands' rows), `rows of an expert`, head_dim, or `tokens / tp` (the tokens that each GPU
+        quantizes with sequence parallelism).
+    multiple: required divisor of the size, or the sizes to which a kernel pads, in ascending order.
     effect: one of EFFECTS.
-    whose: library or software that has the rule, for texts.
-    libraries: values of `--library` that the rule concerns; () for all.
-    phases: values of `Op.phase` that the rule concerns; () for all.
-    min_tp: smallest tensor-parallel degree at which the rule matters.
-    training: whether the rule concerns training steps only.
-    capability: smallest CUDA compute capability that the software runs on.
+    whose: software that has the rule, for texts.
+    libraries: values of `--library` to which the rule applies; () for all.
+    phases: values of `Op.phase` to which the rule applies; () for all.
+    min_tp: lowest tensor-parallel degree at which the rule applies.
+    training: whether the rule applies only to training steps.
+    capability: lowest CUDA compute capability on which the software runs.
     """
 
     dtypes: tuple[str, ...]
@@ -74,7 +76,7 @@ class AlignmentRule(Rule):
     def concerns(
         self, dtype: str, library: str, tp: int, *, training: bool, device: DeviceSpec | None
     ) -> bool:
-        """Returns whether the rule is about such work; the arguments are as in `broken_rules`."""
+        """Returns whether the rule applies. The arguments are those of `broken_rules`."""
         if device is not None and (device.compute_capability or (0, 0)) < self.capability:
             return False
         named = not library or not self.libraries or library in self.libraries
@@ -82,9 +84,9 @@ class AlignmentRule(Rule):
         return named and in_use and dtype in self.dtypes
 
     def allowed(self, size: int) -> int:
-        """Returns the smallest size of at least `size` that the rule allows.
+        """Returns the smallest allowed size that is at least `size`.
 
-        The result is `size` itself if it exceeds every size to which a kernel pads.
+        If `size` exceeds every size to which a kernel pads, the result is `size` itself.
         """
         if isinstance(self.multiple, int):
             return cdiv(size, self.multiple) * self.multiple
@@ -93,10 +95,11 @@ class AlignmentRule(Rule):
 
 @dataclass(frozen=True)
 class Broken:
-    """A rule that a workload breaks.
+    """Size that breaks a rule.
 
-    name: name of the side in terms of the shape.
-    size, to: size of the side, and the next allowed size.
+    name: name of the side in terms of the shape, such as `ffn / tp`.
+    size: size of the side.
+    to: next allowed size.
     ops: labels of the ops that break the rule.
     """
 
@@ -108,10 +111,9 @@ class Broken:
 
     @property
     def words(self) -> str:
-        """Text that says what is broken and how to mend it.
+        """Text with the broken rule, its effect and the next allowed size.
 
-        An example is `ffn / tp = 688 is no multiple of 128: crashes in vLLM, SGLang (…); next:
-        768`.
+        Example: `ffn / tp = 688 is no multiple of 128: crashes in vLLM, SGLang (…); next: 768`.
         """
         multiple = self.rule.multiple
         what = "between a kernel's widths"
@@ -121,16 +123,17 @@ class Broken:
         return f"{self.name} = {self.size} is {what}: {effect}; next: {self.to}"
 
 
+# Beginnings of source addresses, and values of `AlignmentRule.libraries` and `.capability`.
 _FLASH_ATTENTION = "https://github.com/Dao-AILab/flash-attention"
 _VLLM = "https://github.com/vllm-project/vllm"
 _TE = "https://github.com/NVIDIA/TransformerEngine"
 _SERVING = ("vllm", "sglang")
-# Smallest compute capabilities of DeepGEMM and FlashAttention, from their READMEs.
+# Lowest compute capabilities of DeepGEMM and FlashAttention. Source: their READMEs.
 _DEEPGEMM = (9, 0)
 _FLASH = (8, 0)
 _TRAINING = ("torch",)
 
-#: All rules. Rows of 16 bytes come first, because they concern every library.
+#: All rules. The rule on rows of 16 bytes comes first, because it applies to every library.
 RULES = (
     AlignmentRule(
         "rows-16-bytes", "rows start at multiples of 16 bytes",
@@ -249,13 +252,13 @@ def broken_rules(
     training: bool = False,
     device: DeviceSpec | None = None,
 ) -> tuple[Broken, ...]:
-    """Returns the rules that a workload of one GPU breaks.
+    """Returns the rules that a workload on one GPU breaks.
 
-    library: library whose kernels run, as for `--library`; "" for the rules of every library.
+    library: library whose kernels run, as for `--library`; "" for all libraries' rules.
     phase: phase of the op, as in `Op.phase`.
-    tp: tensor-parallel degree by which the sizes were divided.
+    tp: tensor-parallel degree. The workload's sizes are already divided by it.
     training: whether the workload is part of a training step.
-    device: the GPU; None for the rules of every GPU.
+    device: constants of the GPU; None for all GPUs' rules.
 
     >>> gemm = Gemm(4096, 4096, 688, dtype="fp8_block")
     >>> [broken.to for broken in broken_rules(gemm, library="vllm", tp=8)]
@@ -270,7 +273,7 @@ def broken_rules(
 
 
 def _broken(rule: AlignmentRule, work: Gemm | GroupedGemm | Attention) -> Iterator[Broken]:
-    """Yields each size of a workload that breaks a rule."""
+    """Yields each of a workload's sizes that breaks the rule."""
     if "rows" in rule.sides and isinstance(work, Gemm | GroupedGemm):
         gemm = work if isinstance(work, Gemm) else work.gemm(_WHOLE_ROWS)
         for side, step in misaligned_sides(gemm).items():
@@ -295,13 +298,14 @@ def broken_by_shape(
     backward: bool = True,
     device: DeviceSpec | None = None,
 ) -> tuple[Broken, ...]:
-    """Returns the rules that the ops of a transformer break at its tp, worst effect first.
+    """Returns the rules that a transformer's ops break at its tp, worst effect first.
 
-    Each rule is listed once per named size. Logits count as bf16, because FP8 and FP4 recipes leave
-    the output head alone (DeepSeek-V3, arXiv:2412.19437, section 3.3).
+    Each rule is listed once per named size. Logits are checked in the dtype of attention, because
+    FP8 and FP4 recipes do not quantize the output head (DeepSeek-V3, arXiv:2412.19437, section
+    3.3).
 
     library, device: as in `broken_rules`.
-    backward: whether gradients are computed too.
+    backward: whether to check a training step (with gradients) rather than the forward pass alone.
     """
     found: dict[tuple[AlignmentRule, str, int, int], list[str]] = {}
     for op in shape.ops(backward=backward):
@@ -309,8 +313,8 @@ def broken_by_shape(
             continue
         if op.name == "logits" and isinstance(work, Gemm):
             work = replace(work, dtype=shape.attention_dtype, accumulate="")
-        # The head_dim of latent attention is the mean width of keys and values, so the shape's own
-        # head_dim takes its place.
+        # With latent attention, the op's head_dim is the mean width of keys and values. The rules
+        # apply to the shape's head_dim.
         if isinstance(work, Attention):
             work = replace(work, head_dim=shape.head_dim)
         names = side_names(op)
@@ -332,9 +336,9 @@ def broken_by_shape(
 
 
 def side_names(op: Op) -> dict[str, str]:
-    """Returns the names of the op's `m`, `n` and `k` in terms of the shape.
+    """Returns the names of an op's `m`, `n` and `k` in terms of the shape.
 
-    The result is {} for softmax and attention.
+    The result is {} for an op that is not a GEMM.
 
     >>> from quantbench.workload import TransformerShape
     >>> ops = TransformerShape(hidden=1024, heads=16, seq=512).ops()
@@ -347,16 +351,16 @@ def side_names(op: Op) -> dict[str, str]:
     if op.phase == "dgrad":
         n, k = k, n
     elif op.phase == "wgrad":
-        # The gradient of a weight stored as n×k is n×k. The gradient of context's values, which are
-        # stored as k×n, is k×n.
+        # A gradient has the storage of its tensor: weights are stored as n×k, and the values in
+        # context as k×n.
         m, n, k = (k, n, m) if op.name == "context" else (n, k, m)
     return {"m": m, "n": n, "k": k}
 
 
 def row_steps(gemm: Gemm) -> dict[str, int]:
-    """Returns the multiple that each side needs for rows aligned to 16 bytes.
+    """Returns the multiple that each side needs for rows aligned to 16 bytes, by side.
 
-    The sides are those along which rows of a and b lie (`Gemm.row_sides`), and n for c.
+    The sides are the row lengths: those of a and b (`Gemm.row_sides`), and n for c.
     """
     step = VECTOR_BYTES * DTYPES[gemm.dtype].packed // DTYPES[gemm.dtype].element_bytes
     rows = dict.fromkeys(gemm.row_sides, step)
@@ -365,7 +369,7 @@ def row_steps(gemm: Gemm) -> dict[str, int]:
 
 
 def misaligned_sides(gemm: Gemm) -> dict[str, int]:
-    """Returns the sides in `row_steps` whose size is not the multiple they need.
+    """Returns the sides of `row_steps` whose size is not the required multiple, with the multiple.
 
     >>> misaligned_sides(Gemm(m=100, n=150, k=64))
     {'n': 8}

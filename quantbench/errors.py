@@ -1,7 +1,7 @@
 """Defines quantbench's exceptions, and checks of argument values that raise them.
 
-Each message is one line that names the operation, the value and what was expected. The command line
-prints the message and exits with the exception's `exit_code`.
+Each message is one line with the operation, the value and the expected value. The command line
+prints the message, and exits with the exception's `exit_code`.
 
 >>> print(InputError("Gemm", "m = 0", "an integer of at least 1"))
 Gemm: m = 0; expected an integer of at least 1
@@ -13,14 +13,14 @@ from typing import TypeVar
 
 _T = TypeVar("_T")
 
-# Largest number of characters of a value in an error message. Longer values are cut in the middle.
+# Maximum number of characters for a value in an error message. Longer values are cut in the middle.
 _MOST_SHOWN = 600
 
 
 def one_line(text: str) -> str:
-    """Returns the text on one line, with control and other invisible characters escaped.
+    """Escapes control characters and other invisible characters, so that the text is one line.
 
-    Names of files, kernels and providers may contain anything, even terminal escape sequences.
+    Names of files, kernels and providers may contain any character, even terminal escape sequences.
 
     >>> one_line("a\\x1b[31m\\nb")
     'a\\\\x1b[31m\\\\nb'
@@ -32,7 +32,9 @@ def one_line(text: str) -> str:
 
 
 def printable(text: str, longest: int = 200) -> str:
-    """Returns the result of `one_line`, cut in the middle to at most `longest` characters.
+    """Escapes a text as `one_line` does, and cuts it as `shortened` does.
+
+    longest: maximum number of characters.
 
     >>> printable("a\\x1b[31m\\nb"), printable("cutlass_80_tensorop_bf16_s16816gemm", 21)
     ('a\\\\x1b[31m\\\\nb', 'cutlass_80…s16816gemm')
@@ -41,9 +43,9 @@ def printable(text: str, longest: int = 200) -> str:
 
 
 def shortened(text: str, longest: int) -> str:
-    """Returns the text, with an ellipsis in place of its middle if it is too long.
+    """Replaces the middle of a text by an ellipsis if the text is too long.
 
-    longest: largest number of characters.
+    longest: maximum number of characters of the result.
     """
     if len(text) <= longest:
         return text
@@ -54,6 +56,9 @@ def shortened(text: str, longest: int) -> str:
 class QuantbenchError(Exception):
     """Base class of quantbench's exceptions.
 
+    operation: operation that failed.
+    value: value that caused the failure.
+    expected: value that the operation expected.
     exit_code: exit status of the command line.
     """
 
@@ -83,15 +88,16 @@ class StoreError(QuantbenchError):
 
 
 class MeasurementError(QuantbenchError):
-    """Measurement that failed, or whose result was wrong."""
+    """Measurement that failed or gave a wrong result."""
 
 
 def require_int(
     operation: str, name: str, value: object, *, low: int = 1, high: int = 2**31 - 1
 ) -> int:
-    """Returns `value` if it is an integer (not a bool) in [low, high].
+    """Returns `value` if it is an integer (not a bool) from `low` to `high`.
 
-    operation, name: operation and name of the value for error messages.
+    operation: name of the operation, for error messages.
+    name: name of the value, for error messages.
 
     Raises InputError for any other value.
     """
@@ -101,7 +107,7 @@ def require_int(
 
 
 def first_repeated(items: Sequence[_T]) -> _T | None:
-    """Returns the first item that occurs more than once, or None if there is none."""
+    """Returns the first item that occurs more than once, or None if all items differ."""
     return next((item for item in items if items.count(item) > 1), None)
 
 
@@ -138,7 +144,8 @@ def require_divisor(value: object, name: str, whole: str) -> None:
 def require_choice(operation: str, name: str, value: object, choices: tuple[str, ...]) -> str:
     """Returns `value` if it is one of `choices`.
 
-    operation, name: operation and name of the value for error messages.
+    operation: name of the operation, for error messages.
+    name: name of the value, for error messages.
 
     Raises InputError for any other value.
     """

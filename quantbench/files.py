@@ -1,8 +1,9 @@
-"""Reads files that a user names if they are regular and not too large, and replaces files safely.
+"""Reads files that a user names, and replaces files in one step.
 
-A pipe could block forever, a device never ends, and a file of the wrong kind may exceed the memory.
-Such files raise OSError with the reason in `strerror`. Files with the suffix .gz or .xz are
-unpacked. A file is replaced in one step, so that readers never see a part of it.
+Only regular files up to a size limit are read: a pipe could block forever, a device never ends, and
+a huge file could exhaust the memory. Other files raise OSError with the reason in `strerror`.
+`open_unpacked` unpacks .gz and .xz files. `write_file` replaces a file so that readers never see
+part of its content.
 """
 
 import errno
@@ -20,9 +21,9 @@ from typing import Any, BinaryIO, TextIO
 from quantbench.errors import StoreError, one_line
 from quantbench.units import size
 
-#: default size limit, for configurations, run.json, profiles, models and tables
+#: Default size limit, which suffices for configurations, run.json, profiles, models and tables.
 _LARGEST_BYTES = 2**29
-#: exceptions that reading a file, packed or not, may raise
+#: Exceptions that reading a file may raise, including packed files.
 UNREADABLE = (OSError, EOFError, lzma.LZMAError, zlib.error)
 
 
@@ -58,7 +59,7 @@ def open_binary(path: str | os.PathLike[str], *, most_bytes: int = _LARGEST_BYTE
 
 
 def open_text(path: str | os.PathLike[str], *, encoding: str = "utf-8") -> TextIO:
-    """Opens a file as text, as `open_unpacked` does.
+    """Opens a file with `open_unpacked`, as text.
 
     Line ends stay unchanged, because the csv module needs them.
     """
@@ -66,9 +67,10 @@ def open_text(path: str | os.PathLike[str], *, encoding: str = "utf-8") -> TextI
 
 
 def open_unpacked(path: str | os.PathLike[str], *, most_bytes: int = _LARGEST_BYTES) -> BinaryIO:
-    """Opens a file as `open_binary` does, and unpacks .gz and .xz.
+    """Opens a file with `open_binary`, and unpacks .gz and .xz files.
 
-    Reading more than `most_bytes` of unpacked content raises OSError.
+    most_bytes: maximum size of the file, and of the unpacked content. Reading more than this raises
+        OSError.
     """
     file = open_binary(path, most_bytes=most_bytes)
     match Path(path).suffix:
@@ -84,7 +86,9 @@ def open_unpacked(path: str | os.PathLike[str], *, most_bytes: int = _LARGEST_BY
 class _Unpacked(io.RawIOBase):
     """Stream of a packed file's content.
 
-    most_bytes: number of unpacked bytes beyond which reading raises OSError.
+    packed: the packed file, which is closed with the stream.
+    content: stream that unpacks the file.
+    most_bytes: maximum size of the unpacked content. Reading more than this raises OSError.
     """
 
     def __init__(
@@ -118,7 +122,7 @@ def read_bytes(path: str | os.PathLike[str], *, most_bytes: int = _LARGEST_BYTES
     """Returns the content of a regular file. Raises OSError for the reasons in `open_binary`."""
     with open_binary(path, most_bytes=most_bytes) as file:
         content = file.read(most_bytes + 1)
-    if len(content) > most_bytes:  # the file has grown, or reports no size, as files in /proc do
+    if len(content) > most_bytes:  # the file has grown, or reports size 0 like files in /proc
         raise OSError(
             errno.EFBIG, f"more than the {size(most_bytes)} that are read", os.fspath(path)
         )
@@ -128,7 +132,8 @@ def read_bytes(path: str | os.PathLike[str], *, most_bytes: int = _LARGEST_BYTES
 def read_text(path: str | os.PathLike[str], *, most_bytes: int = _LARGEST_BYTES) -> str:
     """Returns the content of a UTF-8 file.
 
-    Raises OSError for the reasons in `open_binary`, and UnicodeDecodeError if it is not UTF-8.
+    Raises OSError for the reasons in `open_binary`, and UnicodeDecodeError if the content is not
+    UTF-8.
     """
     return read_bytes(path, most_bytes=most_bytes).decode("utf-8")
 
@@ -136,7 +141,8 @@ def read_text(path: str | os.PathLike[str], *, most_bytes: int = _LARGEST_BYTES)
 def read_json(path: str | os.PathLike[str], *, most_bytes: int = _LARGEST_BYTES) -> Any:
     """Returns the value in a JSON file.
 
-    Raises OSError for the reasons in `open_binary`, and ValueError if it is not JSON in UTF-8.
+    Raises OSError for the reasons in `open_binary`, and ValueError if the content is not JSON in
+    UTF-8.
     """
     try:
         return json.loads(read_text(path, most_bytes=most_bytes))
@@ -145,7 +151,7 @@ def read_json(path: str | os.PathLike[str], *, most_bytes: int = _LARGEST_BYTES)
 
 
 def reason(error: Exception) -> str:
-    """Returns the reason why a file could not be read, without the file's name.
+    """Returns the reason of an error in reading a file, without the file's name.
 
     >>> reason(FileNotFoundError(2, "No such file or directory", "a.json"))
     'No such file or directory'
@@ -155,7 +161,7 @@ def reason(error: Exception) -> str:
 
 
 def folders_with(folder: Path, pattern: str) -> list[Path]:
-    """Returns the sorted folders below `folder` that contain a file of a pattern.
+    """Returns the sorted folders below `folder` that contain a file matching a pattern.
 
     Folders that cannot be read are skipped.
 
@@ -173,12 +179,14 @@ def write_file(
     *,
     expected: str = "a file that can be written",
 ) -> None:
-    """Replaces a file in one step, so that readers never see a part of it.
+    """Replaces a file in one step, so that readers never see part of its content.
 
-    The content is first written to a file beside it. A symbolic link stays, and its target is
-    replaced. A device or pipe is written directly. Missing folders are created.
+    The content is first written to a temporary file in the same folder. If `path` is a symbolic
+    link, the link's target is replaced. A device or pipe is written directly. Missing folders are
+    created.
 
-    operation, expected: operation and expectation for error messages.
+    operation: name of the operation, for error messages.
+    expected: expected kind of file, for error messages.
 
     Raises StoreError if the file cannot be written.
     """

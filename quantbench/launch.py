@@ -1,7 +1,7 @@
 """Describes a kernel launch: its grid, its resources, and the tile that each block computes.
 
-quantbench's own kernels fill every field. For library kernels, some fields come from the kernel's
-name and the profiler. None means unknown.
+The fields are fully known for quantbench's own kernels. For library kernels, some fields come from
+the kernel's name or the profiler, and the others are None (unknown).
 """
 
 import re
@@ -18,10 +18,11 @@ _TILE = re.compile(
 class Tile:
     """Part of the output that one thread block computes, and the split of the reduction.
 
-    block_m, block_n: number of rows and columns of the output tile.
-    block_k: number of elements of the reduction per step of the main loop.
-    split_k: number of blocks that share one output tile along the reduction; 1 means no split.
-    stages: depth of the software pipeline, which is the number of block_k buffers in flight.
+    block_m, block_n: number of rows and of columns in the output tile.
+    block_k: number of reduction elements per step of the main loop.
+    split_k: number of blocks that each reduce a slice of k for the same output tile; 1 means no
+        split.
+    stages: depth of the software pipeline: number of steps whose operands are in flight.
     num_warps: number of warps per block.
 
     >>> Tile(128, 256, block_k=64).elements
@@ -46,10 +47,11 @@ class Tile:
 
     @classmethod
     def parse(cls, text: str) -> "Tile":
-        """Returns the tile that a text such as `128x256x64` describes.
+        """Parses a tile such as `128x256x64` (block_m × block_n × block_k).
 
-        block_m and block_n are required. block_k, stages, num_warps and split_k may follow. Raises
-        InputError for other texts.
+        block_m and block_n are required. block_k, stages, num_warps and split_k may follow.
+
+        Raises InputError for other texts.
 
         >>> Tile.parse("128x256"), Tile.parse("64x64x32-stages3-warps4-split2").split_k
         (Tile(block_m=128, block_n=256, block_k=None, split_k=1, stages=None, num_warps=None), 2)
@@ -64,6 +66,7 @@ class Tile:
 
     @property
     def elements(self) -> int:
+        """Number of elements in the output tile."""
         return self.block_m * self.block_n
 
     def __str__(self) -> str:
@@ -84,11 +87,13 @@ class Launch:
     """One kernel launch, measured or predicted.
 
     kernel: full name of the kernel.
-    grid, block: (x, y, z), size of the grid in blocks and of a block in threads.
+    grid: (x, y, z), size of the grid in blocks.
+    block: (x, y, z), size of a block in threads.
     registers: number of registers per thread.
     shared_memory_bytes: static and dynamic shared memory per block.
-    blocks_per_sm: number of blocks of this kernel that are resident on an SM, which is its
-        occupancy and not grid / SM count.
+    blocks_per_sm: maximum number of the kernel's blocks that are resident on one SM (its occupancy,
+        not grid size / SM count).
+    tile: tile that each block computes.
     """
 
     kernel: str
@@ -109,4 +114,5 @@ class Launch:
 
     @property
     def num_blocks(self) -> int | None:
+        """Total number of blocks in the grid; None if the grid is unknown."""
         return None if self.grid is None else self.grid[0] * self.grid[1] * self.grid[2]

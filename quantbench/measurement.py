@@ -1,4 +1,4 @@
-"""Defines the result of timing one point: samples, the check of its output, and its quality grade.
+"""Defines the results of measuring one point: its samples, output check and quality grade.
 
 Only raw samples are stored. Statistics are computed when a measurement is read.
 """
@@ -25,8 +25,10 @@ CACHES = ("cold", "hot", "unknown")
 class Discarded:
     """Sample that was discarded.
 
-    sample_us: time in µs; 0 if it was not a time.
-    reason: starts with `throttled`, `preempted`, `launch gap`, `other threads` or `not a time`.
+    sample_us: time in µs; 0 if the value was not a finite positive time.
+    reason: text that starts with `throttled`, `preempted`, `launch gap`, `other threads` or `not a
+        time`.
+    clock_mhz: SM clock at the sample; None if it is unknown.
     """
 
     sample_us: float
@@ -38,10 +40,10 @@ class Discarded:
 class Check:
     """Passed check of a point's output by `providers.correctness`.
 
-    `analysis.check` judges a whole run instead.
+    `analysis.check`, by contrast, checks a whole run.
 
-    relative_error: largest relative error of the output.
-    tolerance: largest error that passes.
+    relative_error: largest relative error in the output.
+    tolerance: largest relative error that passes.
     """
 
     relative_error: float
@@ -52,10 +54,11 @@ class Check:
 class Grade:
     """Quality grade of a measured time.
 
-    letter: A (no problem), B (one minor problem), C (several minor problems or a serious one), D
-        (use it only together with its reasons) or `rejected` (impossible: faster than the
-        hardware's peak, or not the time of a kernel).
-    reasons: every problem found. They may be empty only for A.
+    letter: A (no problem), B (one minor problem), C (several minor problems or a serious problem),
+        D (worse: use the time only together with the reasons) or `rejected` (impossible: faster
+        than the hardware's peak, or not a kernel's time).
+    reasons: text of each problem found; empty only for A.
+    shared: marks the class for `store.typed`, which decodes equal grades to one object.
     """
 
     shared = True
@@ -73,9 +76,10 @@ class Grade:
 
 @dataclass(frozen=True)
 class MeanClock:
-    """Mean SM clock of a kind of work over some time.
+    """Mean SM clock around the time of a measurement (see `timing.mean_clock`).
 
-    half_width_mhz: half-width of its 95 % interval.
+    mhz: mean in MHz.
+    half_width_mhz: half-width of the mean's 95 % interval, in MHz.
     """
 
     mhz: float
@@ -94,20 +98,21 @@ class MeanClock:
 class Measurement:
     """Timing samples of one point.
 
-    samples_us: accepted device times of single runs in µs, in the order they were taken.
+    samples_us: accepted device times per run in µs, in the order in which they were taken.
     clocks_mhz: SM clock at each sample; empty if the device does not report it.
     discarded: samples that were not accepted, with reasons.
-    stopped_by: rule that ended sampling: `precision`, `clock` (the interval that remains is due to
-        the mean clock), `max_time`, `max_samples`, `noise_floor`, `discards` (too many discarded
-        samples), or `imported` (an imported time).
+    stopped_by: reason why sampling ended: `precision`, `clock` (the remaining uncertainty is the
+        mean clock's), `max_time`, `max_samples`, `noise_floor`, `discards` (too many discarded
+        samples), or `imported` for an imported time.
     mode: `events`, `graph` or `cpu`; `unknown` for some imported times.
     cache: `cold` or `hot`; `unknown` for some imported times.
-    kernels_per_sample: number of runs per sample. It is above 1 if a single run is too short to
-        time.
-    floor_us: time of an empty kernel in the same mode on the same device, which every sample
-        includes; None if it is unknown.
-    mean_clock: mean SM clock of work of this kind around the time of the measurement. `stated`
-        gives the time at this clock. None if it is unknown.
+    state_before: device state before sampling.
+    state_after: device state after the last sample.
+    kernels_per_sample: number of runs per sample, above 1 for graphs of several runs.
+    floor_us: time of an empty kernel in the same mode on the same device, below which no kernel
+        gets; None if it is unknown.
+    mean_clock: mean SM clock around the time of the measurement, for which `stated` gives the time;
+        None if it is unknown.
     """
 
     samples_us: tuple[float, ...]
@@ -124,7 +129,7 @@ class Measurement:
 
     @cached_property
     def stated(self) -> Stated:
-        """The time at the mean clock, with its interval."""
+        """Time at the mean clock, with its interval."""
         from quantbench.stated import stated  # importing numpy takes longer than some commands
 
         return stated(self.samples_us, self.clocks_mhz, self.mean_clock)

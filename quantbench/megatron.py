@@ -1,7 +1,7 @@
-"""Checks whether Megatron-LM's fused CUDA kernel for scale, mask and softmax runs.
+"""Checks whether Megatron-LM uses its fused CUDA kernel for scale, mask and softmax.
 
-Otherwise Megatron falls back to torch, which reads and writes the scores several times in fp32, in
-every layer.
+Otherwise, Megatron falls back to torch, which reads and writes the scores several times in fp32, in
+every layer. `megatron_fused_available` is the entry point.
 """
 
 from dataclasses import dataclass
@@ -10,10 +10,11 @@ from quantbench.errors import InputError, require_choice, require_int
 from quantbench.workload.dtypes import VECTOR_DTYPES
 from quantbench.workload.ops import MASKS, Softmax
 
+# Constants of the kernels; GENERATIONS cites the sources.
 _THREADS_PER_BLOCK = 128
 _WARP_THREADS = 32
 _TWO_ROWS_PER_WARP_UP_TO = 128  # number of columns, rounded up to a power of two
-_VECTOR = 4  # divisor that sq, sk and the number of attention matrices must have
+_VECTOR = 4  # required divisor of sq, sk or the number of attention matrices
 _SMALLEST_SK = 17
 
 
@@ -21,9 +22,9 @@ _SMALLEST_SK = 17
 class Generation:
     """Conditions of one generation of the kernels.
 
-    max_sk: longest row.
+    max_sk: maximum number of scores in a row.
     needs_mask: whether the kernel needs a mask.
-    sk_multiple: divisor that sk must have.
+    sk_multiple: required divisor of sk.
     """
 
     max_sk: int
@@ -31,12 +32,14 @@ class Generation:
     sk_multiple: int
 
 
-# Sources, read in the repositories. "2048" is NVIDIA/apex,
-# apex/transformer/functional/fused_softmax.py, `is_kernel_available` (sk up to 2048, with a mask),
-# with `get_batch_per_block` and the limits in csrc/megatron/scaled_masked_softmax.h, and also
-# Megatron-LM of 2021. "4096" is NVIDIA/Megatron-LM, megatron/core/fusions/fused_softmax.py (sk up
-# to 4096, sk % 4 == 0, no mask needed). "16384" is the same, with the limit of the current kernels
-# in NVIDIA/apex, csrc/megatron/*_softmax.h.
+# Generations of the kernels by maximum sk, with sources read in the repositories:
+# "2048": NVIDIA/apex, apex/transformer/functional/fused_softmax.py, `is_kernel_available` (sk up to
+# 2048, with a mask), `get_batch_per_block` and the limits in csrc/megatron/scaled_masked_softmax.h;
+# also Megatron-LM of 2021.
+# "4096": NVIDIA/Megatron-LM, megatron/core/fusions/fused_softmax.py (sk up to 4096, sk % 4 == 0, no
+# mask needed).
+# "16384": as "4096", with the limit of the current kernels in NVIDIA/apex,
+# csrc/megatron/*_softmax.h.
 GENERATIONS = {
     "2048": Generation(2048, needs_mask=True, sk_multiple=1),
     "4096": Generation(4096, needs_mask=False, sk_multiple=_VECTOR),
@@ -48,21 +51,22 @@ GENERATIONS = {
 class Availability:
     """Availability of the fused kernel.
 
-    reasons: one text per failed condition.
+    reasons: text of each failed condition; empty if the kernel is available.
     """
 
     reasons: tuple[str, ...] = ()
 
     @property
     def available(self) -> bool:
+        """Whether the fused kernel is available."""
         return not self.reasons
 
 
 def batches_per_block(sk: int) -> int:
-    """Returns how many rows of `sk` scores one block of Megatron's softmax kernels processes.
+    """Returns the number of rows of `sk` scores that a block of Megatron's kernels processes.
 
-    A block processes 8 rows of up to 128 columns, or 4 longer rows. It processes more rows of fewer
-    than 17 columns, but the fused kernel is not used for them.
+    A block processes 8 rows of up to 128 scores, or 4 longer rows. For rows of fewer than 17
+    scores, for which Megatron does not use the kernel, the number is higher.
 
     >>> batches_per_block(128), batches_per_block(129)
     (8, 4)
@@ -85,12 +89,14 @@ def megatron_fused_available(
 ) -> Availability:
     """Returns whether Megatron's fused softmax kernel accepts scores [mbs, heads_per_gpu, sq, sk].
 
+    sq, sk: number of queries and of keys.
     heads_per_gpu: number of heads divided by the tensor-parallel degree.
+    mbs: number of samples per micro-batch.
     mask: causal, full (a padding mask) or none.
-    fusion_on: Megatron's option `masked_softmax_fusion`.
+    fusion_on: value of Megatron's option `masked_softmax_fusion`.
     generation: generation of the kernels, a key of GENERATIONS (2048, 4096 or 16384).
 
-    Raises InputError for a causal mask with sq other than sk.
+    Raises InputError for a causal mask if sq is not equal to sk.
 
     >>> megatron_fused_available(sq=2048, sk=2048, heads_per_gpu=14, mbs=2).available
     True
@@ -110,8 +116,8 @@ def megatron_fused_available(
         )
     matrices = heads_per_gpu * mbs
     per_block = batches_per_block(sk)
-    # A causal block processes one row of each of `per_block` attention matrices. Other blocks
-    # process rows of one matrix.
+    # A block of the causal kernel processes one row from each of `per_block` attention matrices. A
+    # block of the other kernels processes `per_block` rows of one matrix.
     matrices_multiple = per_block if mask == "causal" else _VECTOR
     sq_multiple = _VECTOR if mask == "causal" else per_block
     reasons = []
@@ -136,8 +142,8 @@ def megatron_fused_available(
 def softmax_objections(work: Softmax) -> tuple[str, ...]:
     """Returns the reasons why Megatron's fused kernel does not accept a softmax.
 
-    The result is empty if the kernel accepts it. Rows of up to 2048 scores are assumed to run the
-    first generation of the kernels, and longer rows the last one.
+    The result is empty if the kernel accepts the softmax. For rows of up to 2048 scores, the oldest
+    generation of the kernels is assumed; for longer rows, the newest.
     """
     return megatron_fused_available(
         sq=work.rows,

@@ -4,10 +4,10 @@
         a, b = torch.randn(2, 4096, 4096, device="cuda", dtype=torch.bfloat16)
         device_benchmark(lambda: torch.mm(a, b), flops=2 * 4096**3, dtype="bf16")
 
-The fixture replaces pytest-benchmark's timer by a clock that advances only by device time. It
-replays the samples of quantbench's timer to this clock, one per round, so all of pytest-benchmark's
-options use device time. pytest loads this module wherever quantbench is installed, so it must not
-import torch.
+quantbench's timer first takes the samples. The fixture then replaces pytest-benchmark's timer with
+a clock, and advances the clock by one sample per round. All statistics and options of
+pytest-benchmark thus use device time. pytest loads this module wherever quantbench is installed, so
+the module must not import torch.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class _DeviceClock:
-    """Clock in seconds that advances only by device time."""
+    """Clock that advances only by measured device time.
+
+    now_s: current time, in s.
+    """
 
     now_s: float = 0.0
 
@@ -44,9 +47,12 @@ _CLOCK = _DeviceClock()
 
 
 class DeviceBenchmark:
-    """Value of the fixture. Calling it times a function.
+    """Value of the fixture `device_benchmark`. Calling it times a function.
 
-    spec: device in use.
+    benchmark: pytest-benchmark's fixture.
+    spec: constants of the device in use.
+    timer: quantbench's timer for the device.
+    options: timing options of the timer.
     """
 
     def __init__(
@@ -70,12 +76,14 @@ class DeviceBenchmark:
         The results of `run` are not checked.
 
         run: function that enqueues the same work each time.
-        flops, min_bytes: operations and bytes of one run, at least 1. They serve to reject rates
-            above the hardware's peak.
-        dtype: dtype of the arithmetic (`bf16`, `torch.bfloat16`), for the peak; None for the
-            device's highest peak.
+        flops: number of operations of one run, at least 1; None if it is unknown. A rate above the
+            hardware's peak is rejected.
+        min_bytes: minimum device-memory traffic of one run in bytes, at least 1; None if it is
+            unknown. A rate above the memory bandwidth is rejected.
+        dtype: dtype of the operations (`bf16`, `torch.bfloat16`), which determines the peak; None
+            for the device's highest peak.
 
-        Raises InputError for wrong arguments, and AssertionError for a rejected rate.
+        Raises InputError for wrong arguments, and AssertionError for a rejected measurement.
         """
         for name, value in (("flops", flops), ("min_bytes", min_bytes)):
             if value is not None:
@@ -85,9 +93,13 @@ class DeviceBenchmark:
         return self._report(self._timer.measure(timed), flops or 0, min_bytes or 0, known)
 
     def workload(self, workload: Workload, provider: str) -> Measurement:
-        """Times a workload by a provider, and checks its output as a sweep does.
+        """Times a workload, and checks its output as a sweep does.
 
-        The test is skipped if the provider does not support the workload.
+        If the provider does not support the workload, the test is skipped.
+
+        provider: name of the provider that runs the workload.
+
+        Raises AssertionError for a rejected measurement.
         """
         from quantbench.providers import catalog
         from quantbench.sweep.worker import measure
@@ -113,6 +125,14 @@ class DeviceBenchmark:
         dtype: str | None,
         unchecked: str = "",
     ) -> Measurement:
+        """Passes a measurement and its grade to pytest-benchmark, and returns the measurement.
+
+        flops, min_bytes: operations and minimum traffic in bytes of one run; 0 if unknown.
+        dtype: dtype that determines the peak; None for the device's highest peak.
+        unchecked: reason why the results were not checked, or "".
+
+        Raises AssertionError for a rejected measurement.
+        """
         from quantbench.timing.grade import grade
 
         samples = iter(measurement.samples_us)
@@ -160,7 +180,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Rejects invalid values of options once, before any test runs."""
+    """Checks the values of this plugin's options once, before any test runs."""
     try:
         _timing_options(config)
     except InputError as error:
@@ -168,14 +188,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _timing_options(config: pytest.Config) -> TimingOptions:
+    """Returns the timing options from the command line."""
     max_time_s = parse_duration_s("--device-max-time", config.getoption("--device-max-time"))
     return TimingOptions(cache=config.getoption("--device-cache"), max_time_s=max_time_s)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sets pytest-benchmark's timer to the device clock in each test that uses the fixture.
+    """Makes the device clock the timer of pytest-benchmark in each test that uses the fixture.
 
-    Other options of pytest-benchmark stay as they are.
+    Other options of pytest-benchmark stay unchanged.
     """
     for item in items:
         if "device_benchmark" in getattr(item, "fixturenames", ()):
@@ -186,6 +207,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def _device_timer(request: pytest.FixtureRequest) -> tuple[DeviceSpec, Timer, TimingOptions]:
+    """Returns the device in use, its timer and the timing options, once per session."""
     from quantbench import device
     from quantbench.timing import make_timer
 
@@ -201,5 +223,5 @@ def _device_timer(request: pytest.FixtureRequest) -> tuple[DeviceSpec, Timer, Ti
 def device_benchmark(
     benchmark: Any, _device_timer: tuple[DeviceSpec, Timer, TimingOptions]
 ) -> DeviceBenchmark:
-    """Returns the `DeviceBenchmark` of the device in use."""
+    """Returns the `DeviceBenchmark` for the device in use."""
     return DeviceBenchmark(benchmark, *_device_timer)

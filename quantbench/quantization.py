@@ -1,8 +1,9 @@
-"""Computes tile and wave quantization of a GEMM or grouped GEMM, and the occupancy of its kernel.
+"""Computes the tile and wave quantization of a GEMM or grouped GEMM, and its kernel's occupancy.
 
-A GEMM is padded to whole tiles of block_m × block_n (tile quantization). The tiles, times split_k,
-run in waves of sm_count · blocks_per_sm resident blocks, and the last wave takes as long as a full
-one (wave quantization). The terms are those of DeepGEMM and of NVIDIA's "Matrix Multiplication
+Each thread block computes one tile of block_m × block_n outputs. The output is padded to whole
+tiles (tile quantization). With split_k, several blocks share a tile. The blocks run in waves of
+sm_count · blocks_per_sm resident blocks, and a partly filled last wave takes as long as a full wave
+(wave quantization). The terms are those of DeepGEMM and of NVIDIA's "Matrix Multiplication
 Background User's Guide".
 """
 
@@ -17,37 +18,43 @@ from quantbench.workload.dtypes import DTYPES
 from quantbench.workload.moe import GroupedGemm
 from quantbench.workload.ops import Gemm
 
+#: Number of threads in a warp on NVIDIA GPUs.
 WARP_THREADS = 32
-#: number of bytes in a thread's widest load
+#: Number of bytes in a thread's widest load.
 VECTOR_BYTES = 16
-# Number of rows of an expert that is aligned in every format, so that only the weights can be
+# Number of rows per expert that is aligned in every dtype, so that only the weights can be
 # misaligned.
 _ALIGNED_ROWS = 256
 _KIB = 1024
-# Sources of the occupancy rule are the CUDA C++ Programming Guide 13.0, "Technical Specifications
-# per Compute Capability", and `cuda_occupancy.h` of the CUDA toolkit 12.6. Registers are allocated
-# per warp in units of 256, in four partitions. Shared memory is allocated in units of 128 or 256
-# bytes, with 1 KiB per block reserved from 8.0 on. Barriers and clusters are ignored, because a
-# profiler does not report them.
-_REGISTERS_PER_SM = 65_536  # of every compute capability from 7.0 on
+# Occupancy rule. Registers are allocated per warp in units of 256, in four partitions of the SM.
+# Shared memory is allocated in units of 128 or 256 bytes. From compute capability 8.0 on, 1 KiB per
+# block is reserved. Barriers and clusters are ignored, because a profiler does not report them.
+# Sources: CUDA C++ Programming Guide 13.0, "Technical Specifications per Compute Capability", and
+# `cuda_occupancy.h` of the CUDA toolkit 12.6.
+_REGISTERS_PER_SM = 65_536  # on every compute capability from 7.0 on
 _REGISTER_UNIT_PER_WARP = 256
 _PARTITIONS = 4
 _RESERVED_SMEM_BYTES = 1 * _KIB  # per block, from compute capability 8.0 on
-#: Columns of tensor memory per SM of compute capability 10. Source: NVIDIA tilus documentation,
-#: "128 lanes x 512 columns".
+#: Number of tensor memory columns per SM of compute capability 10. Source: NVIDIA tilus
+#: documentation, "128 lanes x 512 columns".
 TENSOR_MEMORY_COLUMNS = 512
 
 
 @dataclass(frozen=True)
 class SmLimits:
-    """Limits of one SM: resident warps, resident blocks, and bytes of shared memory."""
+    """Limits of one SM.
+
+    warps: maximum number of resident warps.
+    blocks: maximum number of resident blocks.
+    smem_bytes: size of shared memory.
+    """
 
     warps: int
     blocks: int
     smem_bytes: int
 
 
-#: SM limits by compute capability, from the CUDA C++ Programming Guide
+#: SM limits by compute capability. Source: CUDA C++ Programming Guide.
 SM_LIMITS = {
     (7, 0): SmLimits(64, 32, 96 * _KIB),
     (7, 5): SmLimits(32, 16, 64 * _KIB),
@@ -67,12 +74,12 @@ SM_LIMITS = {
 class Quantization:
     """Tiles and waves of a GEMM. All counts are exact, and efficiencies are in (0, 1].
 
-    num_tiles: number of blocks, including split-k parts and the batch.
+    num_tiles: number of blocks: the output tiles of the whole batch, times split_k.
     tile_efficiency: useful fraction of the padded output.
-    num_waves: number of waves, including the last.
+    num_waves: number of waves, including a partly filled last wave.
     last_wave_tiles: number of blocks in the last wave, 1 to resident_blocks.
-    wave_efficiency: num_tiles / (num_waves · resident_blocks).
-    resident_blocks: number of resident blocks on the whole device.
+    wave_efficiency: filled fraction of the waves, num_tiles / (num_waves · resident_blocks).
+    resident_blocks: maximum number of resident blocks on the whole device.
     """
 
     num_tiles: int
@@ -90,9 +97,10 @@ class Quantization:
 
 @dataclass(frozen=True)
 class IdleShare:
-    """Fraction of the SMs' time that a GEMM's tiles leave unused, with the reason.
+    """Fraction of the SMs' time that a GEMM does not use, with the reason.
 
-    kind: `tile edge` (padding), `wave edge` (the last wave), or `fewer blocks than SMs`.
+    kind: `tile edge` (padding to whole tiles), `wave edge` (a partly filled last wave), or `fewer
+        blocks than SMs`.
     share: unused fraction, 0 to 1.
     words: text of the reason, without the fraction.
     """
@@ -103,7 +111,7 @@ class IdleShare:
 
 
 def cdiv(value: int, divisor: int) -> int:
-    """Returns value / divisor, rounded up in integer arithmetic.
+    """Returns value / divisor, rounded up to an integer.
 
     >>> cdiv(3264, 128)
     26
@@ -126,6 +134,7 @@ def quantize(
 ) -> Quantization:
     """Returns the tiles and waves of a GEMM.
 
+    tile: tile that each block computes.
     sm_count: number of SMs.
     blocks_per_sm: number of resident blocks per SM.
 
@@ -157,7 +166,7 @@ def quantize(
 
 
 def padded_rows(gemm: GroupedGemm, block_m: int) -> int:
-    """Returns the number of rows after each expert's rows are padded to whole blocks of block_m.
+    """Returns the total number of rows if each expert's rows are padded to a multiple of block_m.
 
     >>> padded_rows(GroupedGemm((1, 0, 129), n=3072, k=4096), block_m=128)
     384
@@ -174,10 +183,12 @@ def credible_waves(
 ) -> Quantization | None:
     """Returns the tiles and waves of a GEMM, or None if they would mislead.
 
-    Waves mislead unless exactly one block is resident per SM, because with several blocks a
-    half-full wave takes less time than a full one. They also mislead if they contradict the rate: a
-    GEMM at 72 % of peak does not leave 52 % of the SMs idle.
+    The result is None if blocks_per_sm is not 1: with several blocks per SM, a half-full wave takes
+    less time than a full wave. It is also None if the waves contradict the rate: a GEMM at 72 % of
+    peak cannot leave 52 % of the SMs' time unused.
 
+    tile: tile that each block computes.
+    sm_count: number of SMs.
     blocks_per_sm: number of resident blocks per SM; None if it is unknown.
     peak_share: measured or predicted rate as a fraction of the device's peak; None if it is
         unknown.
@@ -195,11 +206,11 @@ def idle_shares(
     blocks_per_sm: int | None,
     peak_share: float | None,
 ) -> tuple[IdleShare, ...]:
-    """Returns the fractions of the SMs' time that padding and waves leave idle, largest first.
+    """Returns the fractions of the SMs' time that padding and waves leave unused, largest first.
 
-    A fraction that contradicts the rate is left out, so that the product of the busy fractions (1 −
-    idle) is at least peak_share. If the padding contradicts the rate, the result is empty. The
-    arguments are those of `credible_waves`.
+    A fraction that contradicts the rate is left out. The product of the used fractions (1 − unused)
+    is therefore at least peak_share. If the padding alone contradicts the rate, the result is
+    empty. The arguments are those of `credible_waves`.
 
     >>> gemm = Gemm(m=2305, n=3072, k=4096)
     >>> [idle.words for idle in idle_shares(gemm, Tile(128, 256), 108, 1, peak_share=0.6)]
@@ -229,30 +240,32 @@ def idle_shares(
 
 
 def padding_words(name: str, size: int, padded_to: int) -> str:
-    """Returns the text of a tile edge: `m = 2305 pads to 2432`."""
+    """Describes the padding of a dimension to whole tiles: `m = 2305 pads to 2432`."""
     return f"{name} = {size} pads to {padded_to}"
 
 
 def last_wave_words(found: Quantization) -> str:
-    """Returns the text of a wave edge: `wave 3 of 3 is 11 % full`."""
+    """Describes a partly filled last wave: `wave 3 of 3 is 11 % full`."""
     full = percent(found.last_wave_tiles / found.resident_blocks)
     return f"wave {found.num_waves} of {found.num_waves} is {full} full"
 
 
 def alignment_words(aligned_bytes: int, needed_bytes: int = VECTOR_BYTES, *, verb: str = "") -> str:
-    """Returns the text of a misalignment: `rows aligned to 4 bytes, not 16`.
+    """Describes a misalignment: `rows aligned to 4 bytes, not 16`.
 
-    verb: verb of a sentence: with "are", it is `rows are aligned to …`.
+    aligned_bytes: alignment of the rows.
+    needed_bytes: required alignment.
+    verb: verb that makes the text a sentence: with "are", it begins with `rows are aligned to`.
     """
     return f"rows {verb}{' ' if verb else ''}aligned to {aligned_bytes} bytes, not {needed_bytes}"
 
 
 def kernel_change_words(old: Launch, new: Launch, longest: int = 60) -> str:
-    """Returns the text of a kernel change: `the library changed from 128x256 to 64x64`.
+    """Describes a kernel change: `the library changed from 128x256 to 64x64`.
 
-    If the tiles do not differ, it has the kernels' names instead.
+    If the tiles are equal or unknown, the text contains the kernels' names instead.
 
-    longest: largest number of characters of a kernel's name. Longer names are cut in the middle.
+    longest: maximum number of characters for a kernel's name. Longer names are cut in the middle.
     """
     if old.tile is not None and new.tile is not None and str(old.tile) != str(new.tile):
         return f"the library changed from {old.tile} to {new.tile}"
@@ -261,14 +274,18 @@ def kernel_change_words(old: Launch, new: Launch, longest: int = 60) -> str:
 
 
 def _leaves_room(used: float, peak_share: float | None) -> bool:
-    """Returns whether a rate is possible if only the fraction `used` of the SMs' time is used."""
+    """Returns whether a rate is possible if the SMs do useful work for a fraction of the time.
+
+    used: fraction of the SMs' time.
+    peak_share: rate as a fraction of the device's peak; None if it is unknown.
+    """
     return peak_share is None or peak_share <= used
 
 
 def alignment_bytes(row_length: int, dtype: str) -> int:
-    """Returns the largest power of two, up to 128, that divides the bytes of a row.
+    """Returns the alignment of rows: the largest power of two, up to 128, that divides their bytes.
 
-    Loads of 16 bytes need 16, and loads of whole cache lines need 128.
+    Loads of 16 bytes need an alignment of 16, and loads of whole cache lines need 128.
 
     row_length: number of elements in a row.
 
@@ -280,9 +297,9 @@ def alignment_bytes(row_length: int, dtype: str) -> int:
 
 
 def gemm_alignment_bytes(gemm: Gemm | GroupedGemm) -> int:
-    """Returns the largest power of two, up to 128, that divides the bytes of every row.
+    """Returns the smallest alignment of a GEMM's rows (see `alignment_bytes`).
 
-    The rows are those of a and b (`Gemm.row_sides`) and of c.
+    These are the rows of a and b (`Gemm.row_sides`) and of c.
     """
     if isinstance(gemm, GroupedGemm):
         gemm = gemm.gemm(_ALIGNED_ROWS)
@@ -298,9 +315,9 @@ def resident_blocks(
     shared_memory_bytes: int,
     tensor_memory_columns: int = 0,
 ) -> int | None:
-    """Returns how many blocks of one kernel are resident on an SM.
+    """Returns the maximum number of a kernel's blocks that are resident on one SM.
 
-    The result is 0 if not even one block fits, and None for an unknown device.
+    The result is 0 if not even one block fits, and None for an unknown compute capability.
 
     threads: threads per block.
     registers: registers per thread.

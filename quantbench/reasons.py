@@ -1,7 +1,7 @@
-"""Extracts the line that states the cause from another library's exception or a dead process.
+"""Extracts one line with the cause of a failure.
 
-For a dead process, the cause comes from its output: the exception of the last traceback, or else
-the last line.
+`reason_line` takes the line from another library's exception, and `reason_in_output` from the
+output of a process that died.
 """
 
 import os
@@ -21,17 +21,17 @@ _BOILERPLATE = re.compile(
     "|Compile with `?TORCH_USE_CUDA_DSA"
     "|Search for `?cudaError"
 )
-# Exceptions whose text alone often is only a name or a value.
+# Exceptions whose text is often only a name or a value. The line then begins with their type.
 _TERSE = (AssertionError, AttributeError, LookupError, TypeError)
 _TRACEBACK = "Traceback (most recent call last):"
-_LONGEST = 300
-_STDERR_BYTES = 65_536
+_LONGEST = 300  # maximum number of characters of the line
+_STDERR_BYTES = 65_536  # number of bytes at the end of standard error that are searched
 
 
 def reason_line(error: BaseException) -> str:
-    """Returns the line of an exception's text that states the cause, at most 300 characters.
+    """Returns the line with the cause from an exception's text, cut to 300 characters.
 
-    The line is the same each time the same thing goes wrong, so it names no temporary files.
+    Repetitions of a failure give the same line, because names of temporary files are removed.
 
     >>> reason_line(RuntimeError("CUDA error: no kernel image\\nCompile with `TORCH_USE_CUDA_DSA`"))
     'CUDA error: no kernel image'
@@ -44,9 +44,9 @@ def reason_line(error: BaseException) -> str:
         reason = _failed_command(error)
     elif not lines:
         reason = type(error).__name__
-    elif from_ptxas:  # Triton's PTXASError is a heading, and then the output of ptxas
+    elif from_ptxas:  # Triton's PTXASError: a heading, then the output of ptxas
         reason = from_ptxas[0]
-    elif re.match(r"at \d+:\d+:", lines[0]):  # Triton's CompilationError: place, source, reason
+    elif re.match(r"at \d+:\d+:", lines[0]):  # Triton's CompilationError: position, source, reason
         reason = lines[-1]
     else:
         reason = lines[0]
@@ -56,9 +56,9 @@ def reason_line(error: BaseException) -> str:
 
 
 def reason_in_output(text: str) -> str:
-    """Returns the line of a dead process's output that states the cause, or "".
+    """Returns the line with the cause from the output of a process that died, or "".
 
-    The cause is the exception of the last traceback, or the last line if there is no traceback.
+    The line is the exception of the last traceback, or the last line if there is no traceback.
     """
     _, traceback, after = text.rpartition(_TRACEBACK)
     lines = _informative_lines(after)
@@ -68,11 +68,12 @@ def reason_in_output(text: str) -> str:
 
 
 def _informative_lines(text: str) -> list[str]:
+    """Returns a text's lines without empty lines and torch's boilerplate."""
     return [line for line in text.splitlines() if line.strip() and not _BOILERPLATE.search(line)]
 
 
 def _shown(reason: str) -> str:
-    """Cuts a reason, and replaces names of temporary files, which differ each time."""
+    """Cuts a reason to _LONGEST, and replaces names of temporary files, which always differ."""
     temporary_file = rf"{re.escape(gettempdir())}/[\w./-]*"
     return shortened(re.sub(temporary_file, "…", reason.strip()), _LONGEST)
 
@@ -88,7 +89,7 @@ def _failed_command(error: CalledProcessError) -> str:
 def _last_compiler_error() -> str:
     """Returns the last `error: …` in this process's standard error, or "".
 
-    Standard error can be read only if it is a file, as in the worker of a sweep.
+    Standard error can be read only if it is a file, as in a sweep's worker process.
     """
     with suppress(OSError):  # standard error may be closed, or not open for reading
         status = os.fstat(2)

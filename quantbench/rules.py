@@ -1,4 +1,4 @@
-"""Defines rules about sizes, and verdicts on them that a run gives and a profile stores."""
+"""Defines rules about sizes (`Rule`), and a run's verdicts on them (`Verdict`)."""
 
 from dataclasses import dataclass
 
@@ -9,12 +9,12 @@ VERDICTS = ("CONFIRMED", "REFUTED", "INCONCLUSIVE", "NOT TESTED")
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule about sizes.
+    """Rule about sizes.
 
-    id: short name, which no other rule has.
-    statement: the rule as a condition.
-    claim: what keeping the rule gains, or what breaking it costs.
-    sources: documents, threads and source files that state the rule.
+    id: short unique name.
+    statement: the rule as a condition, such as `m % 8 == 0`.
+    claim: benefit if the condition holds, or cost if it does not.
+    sources: documents, threads and source files with the rule.
     """
 
     id: str
@@ -25,17 +25,21 @@ class Rule:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Verdict on one rule of thumb.
+    """Verdict on one rule of thumb, from pairs of records in a run. A profile stores verdicts.
 
-    rule, predicate, claim: id of the rule, its condition, and the benefit that it claims.
+    In each pair, one shape breaks the rule and the other keeps it.
+
+    rule: id of the rule.
+    predicate: condition of the rule.
+    claim: benefit that the rule claims.
     verdict: one of VERDICTS.
-    effect: ratio of the times per unit of work with the rule broken and with the rule kept. It is
-        the median over the pairs, or the mean if there are few.
+    effect: time per unit of work of the shape that breaks the rule, divided by that of the shape
+        that keeps it. This is the median over the pairs, or the mean if there are few pairs.
     low, high: 95 % interval of the effect.
     num_pairs: number of pairs.
-    predicted: median effect computed from tiles and waves alone; None if a tile is unknown.
-    evidence: keys of the first records compared, in the order of the pairs.
-    evidence_total: number of records compared.
+    predicted: median effect that tiles and waves alone predict; None if a tile is unknown.
+    evidence: keys of the first compared records, in the order of the pairs.
+    evidence_total: number of compared records.
     reason: why the rule was not tested, or why the verdict is inconclusive; otherwise empty.
     """
 

@@ -1,6 +1,7 @@
-"""Computes the time of a point at its mean SM clock, with an interval, from samples and clocks.
+"""Computes a point's time at the mean SM clock, with its interval, from samples and clocks.
 
-The SM clock varies, and the samples of a point show only a moment of it.
+The SM clock varies, and a point's samples cover only a moment of the variation. `stated` corrects
+the samples to the mean clock of a longer time (see `timing.mean_clock`).
 """
 
 from collections.abc import Sequence
@@ -23,8 +24,8 @@ from quantbench.stats import (
 
 Times = npt.NDArray[np.float64]
 
-# Minimum number of samples, and minimum relative range of their SM clocks, from which the effect of
-# the clock on the times is estimated. Otherwise its exponent may be anything from 0 to 1.
+# Minimum number of samples, and minimum relative range of their SM clocks, for an estimate of the
+# clock's effect on the times. Otherwise, the exponent (see `stated`) may be anything from 0 to 1.
 _FEWEST_FOR_EXPONENT = 10
 _LEAST_MOVE = 1e-4
 
@@ -43,13 +44,13 @@ class Stated:
     """Time of one point at its mean clock.
 
     times_us: the samples, each scaled to the mean clock.
-    latency_us: typical value of these times (`stats.typical_us`).
-    interval: 95 % interval of the time at the mean clock.
-    sampling: half-width that more samples narrow, relative to latency_us. It contains the scatter
-        of the samples and the uncertainty of the exponent (see `stated`). It is infinite if there
-        are too few samples for an interval.
-    clock: half-width that is added to the scatter of the samples, relative to latency_us. It
-        contains the uncertainty of the mean clock and that of the exponent.
+    latency_us: time at the mean clock: `stats.typical_us` of the scaled samples.
+    interval: 95 % interval of latency_us.
+    sampling: portion of the relative half-width that more samples narrow. It comes from the
+        samples' scatter and the exponent's uncertainty (see `stated`). It is infinite if there are
+        too few samples for an interval.
+    clock: portion of the relative half-width in addition to the samples' scatter. It comes from the
+        uncertainties of the mean clock and of the exponent.
     """
 
     times_us: Sequence[float]
@@ -60,10 +61,7 @@ class Stated:
 
     @property
     def relative_half_width(self) -> float:
-        """Half-width of the interval relative to the time.
-
-        The result is infinite if there are too few samples.
-        """
+        """Half-width of the interval, relative to latency_us; infinite for too few samples."""
         if isinf(self.sampling):
             return self.sampling
         return self.interval.half_width / self.latency_us
@@ -77,13 +75,14 @@ def stated(
 ) -> Stated:
     """Returns the time at the mean clock, estimated from the samples.
 
-    A time is proportional to clock^-e, where e is 1 for work that waits for the SMs and 0 for work
-    that waits for memory. A regression of the samples on their clocks gives the interval of e,
-    within these bounds.
+    A time is proportional to clock^-e. The exponent e is 1 for work that the SMs limit, and 0 for
+    work that the memory limits. A regression of the samples on their clocks gives an interval of e
+    between 0 and 1. Without clocks, the samples are not scaled.
 
+    samples_us: times of single runs, in µs.
     clocks_mhz: SM clock at each sample; empty if it is unknown.
     mean: mean SM clock; None if it is unknown.
-    tick_us: resolution of the times in µs, which is used if all samples are equal.
+    tick_us: resolution of the samples in µs, which is used if all samples are equal.
     """
     if len(samples_us) == 1:  # a short cut for large tables of single times
         return Stated(samples_us, samples_us[0], Interval(samples_us[0], samples_us[0], 0.0), inf)
@@ -108,7 +107,10 @@ def stated(
 
 
 def _exponent(times_us: Times, log_clocks: Times) -> tuple[float, float]:
-    """Returns the interval of the exponent e in time ~ clock^-e, within 0 and 1."""
+    """Returns the 95 % interval of the exponent e in time ~ clock^-e, limited to 0 … 1.
+
+    log_clocks: natural logarithm of each sample's clock relative to the mean clock.
+    """
     if len(log_clocks) < _FEWEST_FOR_EXPONENT or np.ptp(log_clocks) < _LEAST_MOVE:
         return 0.0, 1.0
     x = log_clocks - log_clocks.mean()
@@ -125,8 +127,8 @@ def _exponent(times_us: Times, log_clocks: Times) -> tuple[float, float]:
 def _scaled(times_us: Times, logs: Times) -> Times:
     """Returns times · exp(logs).
 
-    If the factors differ by less than a tick of the timer, all samples are scaled by the mean
-    factor. Samples on one tick then stay on one tick, and typical_us still finds the time between
+    If the scaling would spread the samples by less than a timer tick, all samples are scaled by the
+    mean factor. Samples on one tick then stay on one tick, so that `typical_us` still recognises
     the ticks.
     """
     if float(np.ptp(logs) * times_us.mean()) < tick(times_us):

@@ -1,8 +1,9 @@
 """Computes order statistics of timing samples: median and its interval, quantiles, noise, outliers.
 
-Timers tick: a kernel of 12.2 µs between events of 0.5 µs reads 12.0 or 12.5, and the median of such
-samples moves in steps of 4 %. A sample starts at a random moment between two ticks, so the fraction
-of samples with each reading tells where between the ticks the time lies.
+Timers tick: with a timer that ticks every 0.5 µs, a kernel of 12.2 µs reads 12.0 or 12.5 µs, and
+the median of such samples moves in steps of 4 %. But a sample starts at a random moment between two
+ticks, so the fraction of samples on each tick shows the time between the ticks. `typical_us` is the
+median with this interpolation.
 """
 
 from bisect import bisect_left
@@ -20,26 +21,26 @@ from quantbench.errors import InputError
 
 Samples = Sequence[float] | npt.NDArray[np.float64]
 
-#: default confidence of intervals of a median
+#: Default confidence of intervals.
 CONFIDENCE = 0.95
 
-# Tukey (Exploratory Data Analysis, 1977, ch. 2) calls values beyond 3 interquartile ranges "far
-# out".
+# Distance from the quartiles, in interquartile ranges, beyond which a value is "far out". Source:
+# Tukey, Exploratory Data Analysis, 1977, ch. 2.
 _FAR_OUT = 3.0
 
-# Number of standard deviations per median absolute deviation for a normal distribution: 1 /
-# Φ⁻¹(3/4) = 1.4826.
+# Standard deviation of a normal distribution divided by its median absolute deviation: 1 / Φ⁻¹(3/4)
+# = 1.4826.
 _SIGMA_PER_MAD = 1.0 / NormalDist().inv_cdf(0.75)
 
-# Values that differ by less than this fraction differ by float rounding (float32 milliseconds:
-# 6e-8).
+# Maximum relative difference that float rounding may cause (float32 milliseconds: 6e-8).
 _SAME = 1e-6
 
-# No timer in use ticks more finely than 1 ns, so a step of more than half of it is not rounding.
+# Maximum difference that rounding may cause. Timers in use tick at most once per ns, so a
+# difference above half a ns is not rounding.
 _LARGEST_ROUNDING_US = 0.0005
 
-# No timer in use ticks more coarsely than this (CUDA events: 0.5 to 1.024 µs). Larger steps between
-# samples separate modes or outliers.
+# Maximum tick of timers in use (CUDA events: 0.5 to 1.024 µs). Larger steps between samples
+# separate modes or outliers.
 _COARSEST_TICK_US = 2.0
 
 
@@ -47,8 +48,8 @@ _COARSEST_TICK_US = 2.0
 class Interval:
     """Confidence interval of a median.
 
-    low, high: bounds in the unit of the samples.
-    coverage: actual confidence. It is below the requested one if there are too few samples.
+    low, high: bounds, in the samples' unit.
+    coverage: actual confidence, which is below the requested confidence for too few samples.
     """
 
     low: float
@@ -57,10 +58,15 @@ class Interval:
 
     @property
     def half_width(self) -> float:
+        """Half of the interval's width, in the samples' unit."""
         return (self.high - self.low) / 2
 
 
 def _array(samples: Samples, who: str) -> npt.NDArray[np.float64]:
+    """Returns the samples as an array. Raises InputError if there are none or one is not finite.
+
+    who: name of the operation, for error messages.
+    """
     values = np.asarray(samples, dtype=np.float64)
     if values.ndim != 1 or values.size == 0:
         expected = "a one-dimensional array of at least one sample"
@@ -71,7 +77,7 @@ def _array(samples: Samples, who: str) -> npt.NDArray[np.float64]:
 
 
 def median(samples: Samples) -> float:
-    """Returns the median, which is the mean of the middle two samples for an even count.
+    """Returns the median. For an even count, it is the mean of the two middle samples.
 
     >>> median([3.0, 1.0, 2.0])
     2.0
@@ -81,13 +87,15 @@ def median(samples: Samples) -> float:
 
 @lru_cache(maxsize=4096)
 def median_ranks(count: int, confidence: float = CONFIDENCE) -> tuple[int, int, float]:
-    """Returns the ranks of the order statistics that enclose the median, and their coverage.
+    """Returns the ranks of two samples that enclose the median, and the probability that they do.
 
-    Ranks count from 1. For any continuous distribution, the interval from the r-th smallest to the
-    r-th largest of n independent samples misses the median with probability 2·P(B ≤ r − 1), where B
-    is binomial(n, ½). The result has the largest r that keeps the confidence. With fewer than 6
-    samples, even r = 1 does not reach 95 %.
+    Ranks count from 1 in ascending order. For any continuous distribution, the interval from the
+    r-th smallest to the r-th largest of n independent samples misses the median with probability
+    2·P(B ≤ r − 1), where B is binomial(n, ½). The result has the largest r that keeps the
+    confidence, or r = 1. With fewer than 6 samples, even r = 1 does not reach 95 %.
     Source: H. A. David and H. N. Nagaraja, Order Statistics, 3rd ed. (2003), section 7.1.
+
+    count: number of samples.
 
     >>> low, high, coverage = median_ranks(10)
     >>> low, high, round(coverage, 3)
@@ -97,7 +105,7 @@ def median_ranks(count: int, confidence: float = CONFIDENCE) -> tuple[int, int, 
         raise InputError("median_ranks", f"count = {count}", "at least one sample")
     if not 0 < confidence < 1:
         raise InputError("median_ranks", f"confidence = {confidence!r}", "a share between 0 and 1")
-    # The coverage falls with the rank, and is 0 from the middle on.
+    # The coverage falls with increasing rank, and is 0 from the middle rank on.
     first_below = bisect_left(
         range(1, count), True, key=lambda rank: _coverage(count, rank) < confidence
     )
@@ -111,6 +119,7 @@ def normal_quantile(confidence: float = CONFIDENCE) -> float:
 
 
 def _coverage(count: int, rank: int) -> float:
+    """Returns the probability that the rank-th smallest and largest samples enclose the median."""
     from scipy import special
 
     return max(0.0, 1.0 - 2.0 * float(special.bdtr(rank - 1, count, 0.5)))
@@ -119,7 +128,7 @@ def _coverage(count: int, rank: int) -> float:
 def median_interval(samples: Samples, confidence: float = CONFIDENCE) -> Interval:
     """Returns a distribution-free confidence interval of the median.
 
-    Its ends are two order statistics (see `median_ranks`).
+    The interval's bounds are two of the samples (see `median_ranks`).
 
     >>> median_interval(range(1, 11)).low, median_interval(range(1, 11)).high
     (2.0, 9.0)
@@ -134,8 +143,8 @@ def typical_us(samples_us: Samples) -> float:
     """Returns the median of times, interpolated between the timer's ticks.
 
     The result is the median of the mid-distribution, in which half of the samples on a tick count
-    as below the tick. For samples on two neighbouring ticks it is the mean of the samples, which is
-    unbiased. Without ties it is the ordinary median.
+    as below the tick. For samples on two neighbouring ticks, the result is the samples' mean, which
+    is unbiased. Without ties, it is the ordinary median.
     Source: Y. Ma, M. Genton and E. Parzen, Asymptotic properties of sample quantiles of discrete
     distributions, Annals of the Institute of Statistical Mathematics 63 (2011).
 
@@ -157,10 +166,10 @@ def typical_us(samples_us: Samples) -> float:
 
 
 def untied(samples_us: Samples) -> npt.NDArray[np.float64]:
-    """Returns the samples in ascending order, with samples on one tick spread evenly.
+    """Returns the samples in ascending order, with the samples on each tick spread evenly.
 
-    Samples on one tick are spread from the previous tick to the next one. The result serves rank
-    tests of two sets of samples, whose shift would otherwise be a whole number of ticks.
+    The samples on a tick are spread from the previous tick to the next. With spread samples, a rank
+    test of two sets can find a shift that is not a whole number of ticks.
 
     >>> untied([12.0, 12.5, 12.0]).tolist()
     [11.75, 12.25, 12.5]
@@ -177,15 +186,14 @@ def typical_interval(
 ) -> Interval:
     """Returns a confidence interval of `typical_us`.
 
-    Usually this is the median's interval. If there are more samples than ticks between the ends of
-    that interval, its width is a whole number of ticks and says little. The result is then the
-    interval of Huber's estimator with a limit of one tick, whose standard error follows from the
-    samples within a tick. As in Agresti and Coull's interval of a proportion, z²/2 is added to the
-    squares, because equal samples do not mean that the time is exactly on the tick. Steps above
-    2 µs are not ticks; for them, the half-width is at least half a step.
+    Usually, this is the median's interval. If that interval spans fewer ticks than samples, its
+    width is a whole number of ticks and too coarse. The result is then the interval of Huber's
+    estimator with a limit of one tick. The estimator's standard error follows from the samples
+    within a tick of the typical time. As in Agresti and Coull's interval of a proportion, z²/2 is
+    added to the sum of squares, because equal samples do not mean that the time is exactly on the
+    tick. Steps above 2 µs are not ticks. For them, the half-width is at least half a step.
 
-    tick_us: resolution of the timer in µs. It is used if the samples show none because all are
-        equal.
+    tick_us: resolution of the timer in µs, which is used if all samples are equal.
 
     >>> equal = typical_interval([12.0] * 40, tick_us=0.5)
     >>> round(equal.low, 2), round(equal.high, 2)
@@ -210,14 +218,14 @@ def typical_interval(
 
 
 def _on_ticks(width: float, step: float, ranks: float) -> bool:
-    """Returns whether several samples are on one tick.
+    """Returns whether some of the samples between two ranks share a tick.
 
-    Samples on distinct ticks would span at least as many ticks as ranks. Half a rank is subtracted
-    because of rounding.
+    If each sample had a separate tick, the samples would span at least one tick per rank. Half a
+    rank is subtracted because of rounding.
 
-    width: distance that the samples span.
+    width: difference between the samples at the two ranks.
     step: distance between ticks.
-    ranks: number of ranks between the ends of the span.
+    ranks: difference between the ranks.
     """
     return width < step * (ranks - 0.5)
 
@@ -225,10 +233,10 @@ def _on_ticks(width: float, step: float, ranks: float) -> bool:
 def relative_half_width(
     samples_us: Samples, confidence: float = CONFIDENCE, tick_us: float = 0.0
 ) -> float:
-    """Returns the half-width of `typical_interval` relative to `typical_us`.
+    """Returns the half-width of `typical_interval`, relative to `typical_us`.
 
-    The result is infinity if there are too few samples for the confidence (6 for 95 %), or if the
-    median is not positive.
+    The result is infinite if there are too few samples for the confidence (fewer than 6 for 95 %),
+    or if `typical_us` is not positive.
 
     tick_us: resolution of the timer in µs, which is used if all samples are equal.
 
@@ -244,7 +252,9 @@ def relative_half_width(
 
 
 def quantiles(samples: Samples, shares: Sequence[float]) -> tuple[float, ...]:
-    """Returns the linearly interpolated quantiles at these fractions of the samples, 0 to 1.
+    """Returns linearly interpolated quantiles.
+
+    shares: fraction of the samples below each quantile, 0 to 1.
 
     >>> quantiles([1.0, 2.0, 3.0, 4.0, 5.0], (0.25, 0.5, 0.75))
     (2.0, 3.0, 4.0)
@@ -257,8 +267,8 @@ def quantiles(samples: Samples, shares: Sequence[float]) -> tuple[float, ...]:
 def spread(samples: Samples) -> float:
     """Returns (90 % quantile − 10 % quantile) / median.
 
-    If the samples share ticks of the timer, one tick is subtracted from the difference, because the
-    rounding to ticks widens it by up to a tick.
+    If samples share timer ticks, one tick is subtracted from the difference of the quantiles,
+    because rounding to ticks widens the difference by up to a tick.
     """
     low, middle, high = quantiles(samples, (0.1, 0.5, 0.9))
     width = high - low
@@ -272,8 +282,8 @@ def spread(samples: Samples) -> float:
 def outlier_share(samples: Samples) -> float:
     """Returns the fraction of samples that are "far out" (Tukey).
 
-    A sample is far out if it is more than 3 interquartile ranges outside the quartiles. The
-    interquartile range counts as at least a tick.
+    A sample is far out if it is more than 3 interquartile ranges outside the quartiles. If the
+    interquartile range is below one timer tick, the tick is used instead.
 
     >>> outlier_share([10.0, 10.1, 10.2, 10.1, 10.0, 10.2, 10.1, 30.0])
     0.125
@@ -287,9 +297,9 @@ def outlier_share(samples: Samples) -> float:
 def noise(samples: Samples) -> float:
     """Returns the robust relative standard deviation, 1.4826 · median absolute deviation / median.
 
-    A few disturbed samples change it little. If most samples are on one tick, their median
-    deviation is 0. The standard deviation, with each deviation limited to a tick, is then used
-    instead.
+    A few disturbed samples change the result little. If most samples are on one tick, the median
+    absolute deviation is 0. The result is therefore at least the root mean square of the deviations
+    from the median, each limited to one tick.
 
     >>> round(noise([9.0, 10.0, 11.0, 10.0, 9.0, 11.0, 500.0]), 4)
     0.1483
@@ -305,10 +315,10 @@ def noise(samples: Samples) -> float:
 
 
 def tick(samples: Samples) -> float:
-    """Returns the timer's resolution, which is the smallest step between two different samples.
+    """Returns the smallest step between two different samples, an estimate of the timer's tick.
 
-    The result is 0 if all samples are equal. A few samples show the tick of a coarse timer. For a
-    fine timer, the result is far below the noise.
+    The result is 0 if all samples are equal. For a coarse timer, a few samples suffice to show the
+    tick. For a fine timer, the result is far below the noise.
 
     >>> tick([10.24, 11.264, 12.288, 10.24])
     1.024
@@ -321,6 +331,6 @@ def tick(samples: Samples) -> float:
 
 
 def _fine_tick(samples: Samples) -> float:
-    """Returns the tick, or 0 if the smallest step is larger than any timer's tick."""
+    """Returns `tick`, or 0 if it is larger than the tick of any timer in use."""
     step = tick(samples)
     return step if step <= _COARSEST_TICK_US else 0.0

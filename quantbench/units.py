@@ -11,9 +11,9 @@ _SECONDS = {"ms": 1e-3, "s": 1, "m": 60, "h": 3600}
 
 
 def parse_duration_s(option: str, text: str) -> float:
-    """Returns the seconds of a duration such as `90s`, `8m`, `1h`, `500ms` or `1m30s`.
+    """Parses a duration such as `90s`, `8m`, `1h`, `500ms` or `1m30s`, and returns its seconds.
 
-    option: name of the option for error messages.
+    option: name of the option, for error messages.
 
     Raises InputError for other texts.
 
@@ -28,7 +28,7 @@ def parse_duration_s(option: str, text: str) -> float:
 
 
 def duration(seconds: float) -> str:
-    """Returns a duration as text, in seconds, minutes or hours.
+    """Formats a duration in seconds, minutes or hours.
 
     >>> duration(7.4), duration(95), duration(7320)
     ('7 s', '1 min 35 s', '2 h 2 min')
@@ -42,7 +42,7 @@ def duration(seconds: float) -> str:
 
 
 def counted(number: int, what: str) -> str:
-    """Returns a number of things as text.
+    """Formats a number of things.
 
     >>> counted(1, "point"), counted(2000, "point")
     ('1 point', '2,000 points')
@@ -52,7 +52,7 @@ def counted(number: int, what: str) -> str:
 
 
 def listed(items: Sequence[object], most: int, separator: str = ", ") -> str:
-    """Returns the first items as text, with an ellipsis in place of items beyond `most`.
+    """Formats the first `most` items, with an ellipsis for the rest.
 
     >>> listed([1, 2, 3], most=2)
     '1, 2, …'
@@ -64,7 +64,7 @@ def listed(items: Sequence[object], most: int, separator: str = ", ") -> str:
 
 
 def billions(count: float) -> str:
-    """Returns a number of parameters as text, to three significant digits or whole billions.
+    """Formats a number of parameters to three significant digits or whole billions.
 
     >>> billions(8.03e9), billions(124.4e6), billions(1.0277e12)
     ('8.03 B', '0.124 B', '1028 B')
@@ -73,7 +73,7 @@ def billions(count: float) -> str:
 
 
 def latency(us: float) -> str:
-    """Returns a time as text in µs, ms or s, to three significant digits.
+    """Formats a time in µs, ms or s, to three significant digits.
 
     >>> latency(3.456), latency(1234.5), latency(2_500_000)
     ('3.46 µs', '1.23 ms', '2.50 s')
@@ -85,6 +85,7 @@ def latency(us: float) -> str:
 
 
 def _three_digits(value: float) -> str:
+    """Formats a number to three significant digits, or without decimals if it is large."""
     if value <= 0:
         return f"{value:.0f}"
     decimals = max(0, 2 - floor(log10(value)))
@@ -92,7 +93,7 @@ def _three_digits(value: float) -> str:
 
 
 def with_interval(value: float, half_width: float) -> str:
-    """Returns a value and its half-width as text, rounded to the half-width's first digit.
+    """Formats a value and its half-width, rounded to the half-width's first digit.
 
     The value and the half-width have the same unit.
 
@@ -108,7 +109,7 @@ def with_interval(value: float, half_width: float) -> str:
 
 
 def percent(share: float) -> str:
-    """Returns a fraction as text in percent, with one decimal below 10 %.
+    """Formats a fraction in percent, with one decimal below 10 %.
 
     >>> percent(0.0433), percent(0.62)
     ('4.3 %', '62 %')
@@ -119,7 +120,7 @@ def percent(share: float) -> str:
 
 
 def signed_percent(share: float) -> str:
-    """Returns a fraction as text in percent, with its sign.
+    """Formats a fraction in percent, with its sign.
 
     >>> signed_percent(0.0433), signed_percent(-0.62)
     ('+4.3 %', '−62 %')
@@ -129,7 +130,7 @@ def signed_percent(share: float) -> str:
 
 
 def size(count_bytes: float) -> str:
-    """Returns a number of bytes as text in binary units.
+    """Formats a number of bytes in binary units.
 
     >>> size(80 * 2**30)
     '80.0 GiB'
@@ -147,7 +148,7 @@ def dashed(axis: str) -> str:
 
 
 def axis_words(axes: Mapping[str, int | str], equals: str = "=") -> list[str]:
-    """Returns each axis with its value as text.
+    """Formats each axis with its value.
 
     >>> axis_words({"hidden": 4096, "head_dim": 128})
     ['hidden=4096', 'head-dim=128']

@@ -1,1 +1,1 @@
-"""Spreads one sweep over the devices of a cluster, compares the devices, and merges runs."""
+"""Runs one sweep on all devices of a cluster, compares the devices, and merges runs."""

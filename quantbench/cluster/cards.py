@@ -1,7 +1,7 @@
-"""Finds devices of a cluster that are slower than the others.
+"""Finds slow devices in a cluster: `compare_cards` compares each device with the median device.
 
-Every device of a run measures the same few reference workloads, and its times are compared with
-those of the median device.
+Every device of a run measures the same few reference workloads (`reference_set`), and the times of
+these workloads are compared.
 """
 
 from collections import defaultdict
@@ -15,9 +15,9 @@ from quantbench.sweep.plan import Plan, PlanPoint
 from quantbench.units import percent
 from quantbench.workload import Gemm
 
-# A device is called slow if it is slower than the median device by surely more than this fraction.
-# The limit is above the usual difference: at the same power, the SM clocks of devices of one kind
-# differ by 1 to 2 %.
+# A device is slow if its slowdown against the median device is surely above this fraction. The
+# usual difference is smaller: at equal power, the SM clocks of devices of one model differ by 1 to
+# 2 %.
 _SLOW = 0.03
 
 
@@ -25,15 +25,16 @@ _SLOW = 0.03
 class Card:
     """Comparison of one device with the median device of its run.
 
-    label: name of the device and of its node.
-    slowdown: relative excess of the device's times over those of the median device, as the median
-        over its reference measurements (0.03 means 3 % slower).
-    slow: whether the device is surely more than 3 % slower, because the lower end of the 95 %
-        interval of the slowdown is above 3 %.
-    clock_mhz: median SM clock of the device during its reference measurements; None if the clock is
+    label: name of the device and its node.
+    slowdown: relative time above the median device's time (0.03 means 3 % slower), as the median
+        over the reference measurements.
+    slow: whether the device is surely more than 3 % slower. The lower bound of the slowdown's 95 %
+        interval is then above 3 %.
+    clock_mhz: the device's median SM clock during the reference measurements; None if it is
         unknown.
-    usual_clock_mhz: median of the known `clock_mhz` of all devices; None if none is known.
-    throttled: reasons for a lowered SM clock that the device reported after these measurements.
+    usual_clock_mhz: median of the known `clock_mhz` of all devices; None if all are unknown.
+    throttled: reasons for a lowered SM clock that the device reported after the reference
+        measurements.
     """
 
     label: str
@@ -53,11 +54,11 @@ class Card:
 
 
 def reference_set(plan: Plan) -> tuple[PlanPoint, ...]:
-    """Selects the workloads that every device measures besides the plan's reference.
+    """Selects the workloads that every device measures in addition to the plan's reference.
 
-    These are the GEMM with the most operations, which shows limits of heat and power, and the GEMM
-    with the fewest operations per byte, which shows slow memory. The result is empty if the plan
-    has no GEMM or no reference.
+    The GEMM with the most operations shows limits of heat and power. The GEMM with the fewest
+    operations per byte shows slow memory. The result is empty if the plan has no GEMM or no
+    reference.
     """
     products = [point for point in plan.points if isinstance(point.workload, Gemm)]
     if plan.reference is None or not products:
@@ -73,9 +74,9 @@ def reference_set(plan: Plan) -> tuple[PlanPoint, ...]:
 def compare_cards(records: Iterable[Record]) -> tuple[Card, ...]:
     """Compares each device with the median device, and returns the slowest device first.
 
-    The median device is chosen for each reference workload. Of an even number of devices, it is the
-    faster of the two in the middle. The result is empty if the records come from fewer than two
-    devices.
+    The median device is determined separately for each reference workload. With an even number of
+    devices, it is the faster of the two middle devices. The result is empty if the records come
+    from fewer than two devices.
     """
     times_us: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     clocks: dict[str, list[float]] = defaultdict(list)
@@ -112,7 +113,7 @@ def compare_cards(records: Iterable[Record]) -> tuple[Card, ...]:
 
 
 def card_lines(cards: Sequence[Card]) -> tuple[str, ...]:
-    """Formats one line per slow device, or one line that says that the devices agree.
+    """Formats one line per slow device, or a single line if no device is slow.
 
     The result is empty if there are no cards.
     """

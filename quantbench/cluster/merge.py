@@ -1,6 +1,6 @@
-"""Merges several runs of one device into one run.
+"""Merges several runs of one device into one run, with `merge_runs`.
 
-The merged run has one record of each point and all repetitions of the reference points.
+The merged run has one record per point, and all repetitions of the reference points.
 """
 
 from collections import Counter
@@ -24,7 +24,8 @@ class Merged:
     """A merged run.
 
     repeated: number of records that were dropped because another record of the same point was kept.
-    notes: messages on tolerated differences between the runs and on missing parts of the plan.
+    notes: messages on tolerated differences between the runs, and on parts of a sharded plan that
+        no run measured.
     """
 
     info: RunInfo
@@ -36,16 +37,17 @@ class Merged:
 def merge_runs(runs: Sequence[Run], run_id: str = "", *, force: bool = False) -> Merged:
     """Merges two or more runs.
 
-    If several runs have a point, the measurement with the best grade is kept; of equal grades, the
-    measurement of the run that started first. A measurement is preferred to a failure, and a
-    failure to a skipped point. The merged run counts elapsed times from the start of the first run.
+    If several runs have a point, the measurement with the best grade is kept. If grades are equal,
+    the measurement of the run that started first is kept. A measurement is preferred to a failure,
+    and a failure to a skipped point. The merged run counts elapsed times from the start of the
+    first run.
 
-    run_id: id of the merged run; by default `<first run's id>-merged`.
-    force: whether to merge runs of different devices, software or origin. The notes name the
+    run_id: id of the merged run; "" for `<first run's id>-merged`.
+    force: whether to merge runs that differ in device, software or origin. The notes name the
         differences.
 
-    Raises InputError if there are fewer than two runs, if two of them share a record, or if
-    `force` is not set and the runs differ in device, software or origin.
+    Raises InputError if there are fewer than two runs, or if two runs share a record. Without
+    `force`, raises InputError if the runs differ in device, software or origin.
     """
     if len(runs) < 2:
         raise InputError("merge", counted(len(runs), "run"), "two or more")
@@ -79,8 +81,8 @@ def merge_runs(runs: Sequence[Run], run_id: str = "", *, force: bool = False) ->
                 source=record.source or label,
                 elapsed_s=record.elapsed_s + later_s,
             )
-            # Imported tables hold several kernels for one workload, and each kernel counts as a
-            # point of its own.
+            # An imported table may contain several kernels for one workload. Each kernel is a
+            # separate point.
             kernel = ""
             if record.launch is not None and record.origin == "imported":
                 kernel = record.launch.kernel
@@ -119,7 +121,10 @@ def merge_runs(runs: Sequence[Run], run_id: str = "", *, force: bool = False) ->
 
 
 def _better(one: Record, other: Record) -> Record:
-    """Returns the better of two records of a point, with the places of both records."""
+    """Returns the better of two records of a point.
+
+    The result has the `places` (positions in a sweep) of both records.
+    """
     places = {}
     for place in (*one.places, *other.places):
         places[place.op, *sorted(place.axes.items())] = place
@@ -143,17 +148,18 @@ def _differences(first: Run, other: Run, *kinds: str) -> list[str]:
     """
     found = []
     for one in differences(first, other):
-        # The operating system does not affect times, and tables of many sources may be merged.
+        # The operating system does not affect times, and tables from different sources may be
+        # merged.
         if one.kind in kinds and one.name not in ("os", "source"):
             found.append(f"{other.info.run_id} against {first.info.run_id}: {one}")
     return found
 
 
 def _labels(runs: Sequence[Run]) -> list[str]:
-    """Returns a label for each run, which states the source of its records in the merged run.
+    """Returns a label for each run, to be the source of its records in the merged run.
 
-    A label is the id of the run, or the part of the plan that the run measured. If two labels are
-    equal, as for tasks that started in the same second, every label is the folder of its run.
+    A label is the run's id or, for a run with --shard, the number of its part of the plan. If two
+    labels are equal, because the runs started in the same second, all labels are the runs' folders.
     """
     labels = []
     for run in runs:
@@ -167,7 +173,7 @@ def _labels(runs: Sequence[Run]) -> list[str]:
 
 
 def _shard(info: RunInfo) -> tuple[int, int] | None:
-    """Returns (part, number of parts) if the run measured one part of a plan, or else None."""
+    """Returns (part, number of parts) of a run that measured a part of a plan, otherwise None."""
     match info.options.get("shard"):
         case [int(part), int(parts)] if 1 <= part <= parts:
             return part, parts
@@ -175,7 +181,7 @@ def _shard(info: RunInfo) -> tuple[int, int] | None:
 
 
 def _rank(record: Record) -> tuple[int, int]:
-    """Returns a sort key: measurements, best grade first, then failures, then skipped points."""
+    """Returns a sort key: measurements by grade, best first; then failures; then skipped points."""
     match record.outcome:
         case Measured(_, grade):
             return 0, GRADES.index(grade.letter)
@@ -186,11 +192,11 @@ def _rank(record: Record) -> tuple[int, int]:
 
 
 def _options(infos: Sequence[RunInfo]) -> tuple[dict[str, Any], list[str]]:
-    """Returns the options of the merged run, and messages on missing parts.
+    """Returns the options of the merged run, and messages on missing parts of the plan.
 
-    If the runs measured parts of one plan, the result is the options of the whole plan, with the
-    budgets of all parts added up. If the runs have different options, the options hold only the ids
-    of the runs, because there is no single plan to resume.
+    If the runs measured parts of one plan, the options are those of the whole plan, with the sum of
+    all parts' budgets. If the runs have different options, the result contains only the runs' ids,
+    because there is no single plan to resume.
     """
     bare = [dict(info.options) for info in infos]
     for options in bare:
@@ -210,10 +216,9 @@ def _options(infos: Sequence[RunInfo]) -> tuple[dict[str, Any], list[str]]:
 
 
 def _tolerated(runs: Sequence[Run]) -> list[str]:
-    """Returns messages on what may be merged without `force`.
+    """Returns messages on problems that do not prevent a merge without `force`.
 
-    The messages state defects of the runs' records, different environment variables, and runs that
-    are not complete.
+    They are defects in the runs' records, different environment variables, and incomplete runs.
     """
     notes: list[str] = []
     for run in runs:
@@ -227,9 +232,9 @@ def _tolerated(runs: Sequence[Run]) -> list[str]:
 
 
 def _seconds_between(start: str, later: str) -> float:
-    """Returns the time between two texts of run.json in s.
+    """Returns the seconds between two start times from run.json.
 
-    Raises StoreError if a text is no time in ISO 8601.
+    Raises StoreError if one of them is not a time in ISO 8601.
     """
     try:
         return (datetime.fromisoformat(later) - datetime.fromisoformat(start)).total_seconds()

@@ -1,4 +1,4 @@
-"""Connects to a Ray cluster and counts the devices of its nodes."""
+"""Connects to a Ray cluster with `connected`, and counts the devices of its nodes."""
 
 import os
 import socket
@@ -9,20 +9,20 @@ from typing import Any
 
 from quantbench.errors import InputError, MeasurementError, UnsupportedError
 
-WHO = "--on ray"
+WHO = "--on ray"  # name of the operation in error messages
 _VARIABLE = "QUANTBENCH_DEVICE"
 _PROBE_S = 3.0  # time limit for the probe of a cluster's address
 
 
 def device_kind() -> str:
-    """Returns Ray's name of the resource to measure: `CPU` or `GPU`."""
+    """Returns Ray's resource name for the devices to measure: `CPU` or `GPU`."""
     return "CPU" if os.environ.get(_VARIABLE) == "cpu" else "GPU"
 
 
 def present(nodes: Sequence[dict[str, Any]]) -> int:
-    """Returns the number of devices of all nodes that are alive.
+    """Returns the number of devices in all live nodes.
 
-    A node counts as one CPU, because its cores share caches.
+    If CPUs are measured, each node has one device, because its cores share caches.
 
     nodes: descriptions of the nodes, as ray.nodes() returns them.
     """
@@ -41,8 +41,7 @@ def device_count(nodes: Sequence[dict[str, Any]], free: dict[str, float]) -> int
     nodes: descriptions of the nodes, as ray.nodes() returns them.
     free: number of free resources by name, as ray.available_resources() returns it.
 
-    Raises UnsupportedError if the cluster has no device of the kind to measure, or if all are in
-    use.
+    Raises UnsupportedError if the cluster has no device of this kind, or if all devices are in use.
     """
     kind = device_kind()
     there = present(nodes)
@@ -58,9 +57,9 @@ def device_count(nodes: Sequence[dict[str, Any]], free: dict[str, float]) -> int
 def cluster_address() -> str:
     """Returns the address of the Ray cluster to connect to.
 
-    The address is RAY_ADDRESS if it is set, else the cluster that `ray start` last started on this
-    machine, else `local` for a new cluster. An address of host and port is probed first, because
-    Ray waits minutes for a cluster that is gone.
+    This is RAY_ADDRESS if it is set and not `auto`. Otherwise, it is the address of the cluster
+    that `ray start` last started on this machine, or `local` for a new cluster. An address with
+    host and port is probed first, because Ray waits minutes for a cluster that has ended.
 
     Raises MeasurementError if RAY_ADDRESS is set and its cluster does not answer.
     """
@@ -85,8 +84,8 @@ def cluster_address() -> str:
 def connected() -> Iterator[Any]:
     """Yields the module ray while it is connected to the cluster at `cluster_address`.
 
-    Raises InputError if ray is not installed, or if QUANTBENCH_DEVICE is set but is neither `cpu`
-    nor `cuda`. Raises MeasurementError if the cluster does not answer.
+    Raises InputError if ray is not installed, or if QUANTBENCH_DEVICE is neither empty, `cpu` nor
+    `cuda`. Raises MeasurementError if the cluster does not answer.
     """
     wish = os.environ.get(_VARIABLE, "")
     if wish not in ("", "cpu", "cuda"):

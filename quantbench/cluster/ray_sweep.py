@@ -1,9 +1,9 @@
-"""Runs a sweep on every GPU of a Ray cluster, with one run for each kind of GPU.
+"""Runs a sweep on all devices of a Ray cluster with `ClusterSweep`, one run per kind of device.
 
-An actor for each GPU measures one part of the plan as an ordinary sweep, and a writer for each run
-stores every record before the actor begins its next point. If a process or node is lost, Ray
-restarts the actor on a free GPU, and the actor measures only those points of its part that are not
-stored yet.
+The plan's points are divided into parts, one per device. On each device, a Ray actor (a remote
+worker process) measures one part as an ordinary sweep. Each run has a writer, which stores a record
+before the actor begins its next point. If a process or node is lost, Ray restarts the actor on a
+free device, where it measures the part's remaining points.
 """
 
 import os
@@ -32,20 +32,20 @@ from quantbench.sweep.plan import Plan
 from quantbench.sweep.runner import Finished, Progress, Sweep, SweepJob
 from quantbench.sweep.session import interpreter_runs, new_run_info, point_keys, records_to_keep
 
-# Maximum number of times that an actor and its part are started again. If they fail once more, the
-# cause is more likely a point of the part than the devices.
+# Maximum number of restarts of an actor with its part. If the part fails even more often, the cause
+# is more likely one of its points than the devices.
 _RESTARTS = 3
-# A device whose worker has not answered after this time takes no part. Importing torch from a cold
-# network disk takes a minute.
+# Time limit for the workers' start, in s. A device that does not answer in time is left out.
+# Importing torch from a cold network disk takes a minute.
 _START_LIMIT_S = 300.0
-_WATCH_S = 0.25  # longest time between two updates of the progress
+_WATCH_S = 0.25  # maximum time between two progress updates
 
 
 class Writer:
-    """Actor that stores the records of all devices of a run.
+    """Actor that stores a run's records, from all devices.
 
     folder: folder of the run.
-    budget_s: wall time in s that the run may take from now on; None for no limit.
+    budget_s: remaining wall time of the run, in s; None for no limit.
     """
 
     def __init__(self, folder: Path, budget_s: float | None = None) -> None:
@@ -58,13 +58,12 @@ class Writer:
         self._start_s = time.monotonic()
 
     def begin(self, part: int, label: str) -> tuple[frozenset[str], float | None]:
-        """Notes that a device begins a part, or the rest of a part whose device was lost.
+        """Registers a device for a part, or for the rest of a part whose device was lost.
 
-        Returns the keys of all points that are stored, and the rest of the budget in s (None for no
-        limit).
+        Returns the keys of all stored points, and the rest of the budget in s (None for no limit).
 
         part: number of the part.
-        label: name of the device and of its node.
+        label: name of the device and its node.
         """
         if part in self._labels:
             lost = f"the device of part {part} was lost"
@@ -76,6 +75,7 @@ class Writer:
         return frozenset(self._outcomes), left_s
 
     def _elapsed_s(self) -> float:
+        """Returns the wall time since the writer's start, in s."""
         return time.monotonic() - self._start_s
 
     def append(self, part: int, record: Record) -> None:
@@ -101,7 +101,7 @@ class Writer:
         return self._elapsed_s(), Counter(filter(None, self._outcomes.values())), notes
 
     def end(self, how: str) -> None:
-        """Records how the run ended (one of `run.ENDINGS`), and closes its folder."""
+        """Stores how the run ended (one of `run.ENDINGS`), and closes its folder."""
         with self._writer:
             self._writer.end(how, self._phases_s)
 
@@ -118,9 +118,11 @@ def measure_part(
 
     number: number of the part.
     job: sweep over all points of the part, without a budget.
-    label: name of the device and of its node.
-    connect: function that starts a worker on the device.
+    label: name of the device and its node.
+    connect: function that starts a worker process on the device.
     begin, append: methods of the run's `Writer`.
+
+    If the device is not of the job's kind, the part ends as failed.
     """
     done, left_s = begin(number, label)
     if left_s is not None and left_s <= 0:
@@ -146,8 +148,8 @@ def measure_part(
 class DeviceActor:
     """Actor that measures on one device.
 
-    core: index of the CPU core to bind to, counted backwards from the last allowed core; None on a
-        GPU.
+    core: CPU core to which the actor is bound, counted backwards from the last allowed core; None
+        on a GPU.
     """
 
     def __init__(self, core: int | None) -> None:
@@ -162,7 +164,7 @@ class DeviceActor:
         self._label = f"{name} on {socket.gethostname()}"
 
     def introduce(self) -> tuple[str, Hello]:
-        """Starts a worker, and returns the label of the device and the worker's first message."""
+        """Starts a worker, and returns the device's label and the worker's first message."""
         with WorkerProcess() as worker:
             return self._label, worker.hello
 
@@ -183,15 +185,15 @@ class DeviceActor:
 
 @dataclass
 class ClusterRun:
-    """One run on all devices of one kind, which have the same name and software versions.
+    """One run, on all devices of one kind: devices with equal names and software versions.
 
     spec: constants of the devices.
-    plan: points that are missing when the run starts, as far as the budget allows.
+    plan: points that are not stored yet, as many as the budget allows.
     devices: labels of the devices.
     already: number of points that were stored before this sweep started.
-    writer: actor of the run's `Writer`.
-    parts: actor of each part that is in progress, by Ray's reference to the part's result.
-    endings: how each finished part ended.
+    writer: Ray's handle of the run's `Writer`.
+    parts: actor of each part in progress, by Ray's reference to the part's result.
+    endings: results of the finished parts.
     """
 
     spec: DeviceSpec
@@ -206,7 +208,7 @@ class ClusterRun:
 
     @property
     def finished(self) -> Finished:
-        """Worst ending among the finished parts."""
+        """Worst result among the finished parts: failed, budget or complete."""
         order = ("complete", "budget", "failed")
         return max(self.endings, key=lambda ending: order.index(ending.how))
 
@@ -216,11 +218,12 @@ class ClusterSweep:
     """One sweep over all devices of a cluster.
 
     ray: the module ray, connected to a cluster by `connected`.
-    make_options: function that returns the options for a device. Their budget limits the wall time.
+    make_options: function that returns the sweep's options for a device. The options' budget limits
+        the wall time.
     results: folder in which new runs are created.
     resume: folder of a run to finish; None for new runs.
-    note: function that is called with a message when a device is lost or takes no part.
-    runs: one run for each kind of device, after `start`.
+    note: function that is called with a message when a device is lost or left out.
+    runs: one run for each kind of device, set by `start`.
     """
 
     ray: Any
@@ -233,7 +236,7 @@ class ClusterSweep:
     def start(self) -> Sequence[ClusterRun]:
         """Starts an actor for each device, and opens a run for each kind of device.
 
-        Raises MeasurementError if no device can take part.
+        Raises MeasurementError if no device can be used.
         """
         count = device_count(self.ray.nodes(), self.ray.available_resources())
         actors = [self._device_actor(number) for number in range(count)]
@@ -267,11 +270,12 @@ class ClusterSweep:
         return self.runs
 
     def _open(self, members: Sequence[tuple[Any, str, Hello]]) -> ClusterRun:
-        """Opens the run for devices of one kind, and starts one part on each device.
+        """Opens the run for devices of one kind, and starts one part of the plan on each device.
 
-        If the plan has fewer groups than there are devices, the other devices stay idle.
+        If the plan has fewer groups of points than devices, some devices stay idle.
 
-        members: actor, label and worker's first message of each device.
+        members: actor, label and worker's first message, for each device.
+
         Raises InputError for --refine and --shard.
         """
         hello = members[0][2]
@@ -300,7 +304,7 @@ class ClusterSweep:
                 more_references=reference_set(whole),
             )
             parts[actor.measure.remote(number, job, writer)] = actor
-        # The devices measure at the same time, so their times add up to more than the wall time.
+        # The devices measure at the same time, so the budget in wall time counts for each device.
         together_s = options.budget_s and options.budget_s * len(members)
         plan = whole.without(done).within(together_s)
         labels = tuple(label for _, label, _ in members)
@@ -330,10 +334,11 @@ class ClusterSweep:
                 self.ray.get(run.writer.end.remote(how or run.finished.how))
 
     def _end_part(self, result: Any) -> None:
-        """Records how a part ended, and frees its device. A lost device ends its part as failed.
+        """Adds a part's result to its run's endings, and frees the device.
+
+        A part whose device was lost has failed. If a QuantbenchError ended the part, it is raised.
 
         result: Ray's reference to the part's result.
-        Raises the QuantbenchError that ended the part, if there is one.
         """
         run = next(run for run in self.runs if result in run.parts)
         try:
@@ -345,12 +350,12 @@ class ClusterSweep:
         except self.ray.exceptions.RayError as error:
             run.endings.append(Finished("failed", _reason(error)))
             self.note(f"a device was lost: {_reason(error)}")
-        self.ray.kill(run.parts.pop(result))  # frees the device for a part that lost its device
+        self.ray.kill(run.parts.pop(result))  # a part that lost its device can use this device
 
     def _progress(self) -> Progress:
-        """Returns the progress of all runs, with the time left at the mean time per point so far.
+        """Returns the progress of all runs, and passes the writers' messages to `note`.
 
-        Messages of the writers are passed to `note`.
+        The remaining time is estimated from the mean time per point so far.
         """
         counts: Counter[str] = Counter()
         total = 0
@@ -393,9 +398,10 @@ class ClusterSweep:
         return kind.remote(number if on_cpu else None)
 
     def _writer(self, folder: Path, budget_s: float | None) -> Any:
-        """Starts the writer of a run on this node, whose disk has the folder.
+        """Starts a run's writer on this node, because the folder is on this node's disk.
 
-        budget_s: wall time in s that the run may take; None for no limit.
+        folder: folder of the run.
+        budget_s: wall time limit of the run, in s; None for no limit.
         """
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -406,7 +412,7 @@ class ClusterSweep:
 
 
 def _reason(error: Exception) -> str:
-    r"""Extracts the cause from a long error message of Ray.
+    r"""Extracts the cause from one of Ray's long error messages.
 
     >>> _reason(RuntimeError("The actor died.\n  It died because its node has died. Node Id: 93f5"))
     'its node has died'

@@ -1,4 +1,4 @@
-"""Describes the device in use: its hardware constants, its state, and what disturbs timings."""
+"""Describes devices: hardware constants and, for the device in use, its state and warnings."""
 
 from quantbench.device.here import (
     current,

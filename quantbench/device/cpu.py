@@ -1,8 +1,8 @@
-"""Describes one CPU core by what the operating system reports and by bounds that no core exceeds.
+"""Describes one CPU core: its spec (`cpu_spec`), and the machine's load and clock (`cpu_state`).
 
-Clock frequency, vector units and bandwidth of a core cannot be read reliably, above all in virtual
-machines. The peaks are therefore upper bounds of any core: a rate above a peak is impossible, but a
-fraction of a peak has no meaning. The module also reads the machine's load and clock frequency.
+A core's clock frequency, vector units and bandwidth cannot be read reliably, above all in virtual
+machines. The spec's peaks are therefore upper bounds for every core. A measured rate above a peak
+is impossible, but a rate as a fraction of a peak has no meaning.
 """
 
 import os
@@ -18,9 +18,9 @@ _CPUINFO = Path("/proc/cpuinfo")
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _ASSUMED_CACHE_BYTES = 32 * 2**20  # last-level cache where the operating system reports none
 
+# Upper bounds for every core, with sources below: clock frequency, operations per clock cycle by
+# dtype (a multiply-add counts as two), and memory bandwidth in GB/s.
 _HIGHEST_MHZ = 6200.0
-# Maximum number of operations per clock cycle of a core, by dtype. A multiply-add counts as two
-# operations.
 _MOST_PER_CYCLE = {"fp32": 1024, "fp16": 4096, "bf16": 4096, "int8": 8192}
 _MOST_GB_PER_S = 150.0
 _PEAK_SOURCE = (
@@ -36,12 +36,12 @@ _NATIVE_BF16 = {"avx512_bf16", "amx_bf16", "bf16"}
 
 @dataclass(frozen=True)
 class CpuInfo:
-    """Data of a processor that the operating system reports.
+    """Data that the operating system reports about a processor.
 
-    name: name of the model.
+    name: model name.
     flags: names of the instruction sets, as in /proc/cpuinfo; empty on macOS.
-    last_cache_bytes: size of the last-level cache; None if it is not reported.
-    memory_bytes: memory of the machine.
+    last_cache_bytes: size of the last-level cache in bytes; None if it is not reported.
+    memory_bytes: size of the machine's memory in bytes.
     """
 
     name: str
@@ -54,7 +54,7 @@ class CpuInfo:
 def cpu_info() -> CpuInfo:
     """Reads the data of this machine's processor.
 
-    On Linux the name, the flags and the cache come from /proc/cpuinfo and sysfs.
+    On Linux, the name and the flags come from /proc/cpuinfo, and the cache size from sysfs.
     """
     import psutil
 
@@ -66,17 +66,18 @@ def cpu_info() -> CpuInfo:
 
 
 def _darwin_name() -> str:
+    """Returns the processor's model name on macOS."""
     command = ["sysctl", "-n", "machdep.cpu.brand_string"]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
 
 def parse_cpuinfo(text: str, *, last_cache_bytes: int | None, memory_bytes: int) -> CpuInfo:
-    """Parses the first processor of /proc/cpuinfo.
+    """Parses the first processor in /proc/cpuinfo.
 
-    Arm cores have no model name there, so their name is the architecture and the part number.
+    Arm cores have no model name there. Their name is the architecture and the part number.
 
     text: content of /proc/cpuinfo.
-    last_cache_bytes, memory_bytes: values that the file lacks, as in `CpuInfo`.
+    last_cache_bytes, memory_bytes: values for the fields of `CpuInfo` that the file lacks.
     """
     values: dict[str, str] = {}
     for line in text.split("\n\n")[0].splitlines():
@@ -93,7 +94,7 @@ def parse_cpuinfo(text: str, *, last_cache_bytes: int | None, memory_bytes: int)
 
 
 def _last_cache(caches: Path) -> int | None:
-    """Returns the size of the last-level cache in bytes, or None if no cache is listed.
+    """Returns the size of the last-level cache in bytes, or None if the folder lists no cache.
 
     caches: sysfs folder of a core's caches.
     """
@@ -104,7 +105,7 @@ def _last_cache(caches: Path) -> int | None:
 
 
 def cpu_spec(info: CpuInfo) -> DeviceSpec:
-    """Builds the spec of one core, whose peaks and bandwidth are upper bounds of any core."""
+    """Builds the spec of one core. Its peaks and bandwidth are upper bounds for every core."""
     most = dict(_MOST_PER_CYCLE)
     if not info.flags & _NATIVE_BF16:
         most["bf16"] = most["fp32"]
@@ -134,7 +135,7 @@ def cpu_spec(info: CpuInfo) -> DeviceSpec:
 
 
 def cpu_slug(name: str) -> str:
-    """Builds the slug `cpu-<model>` from the reported name of a processor.
+    """Builds the slug `cpu-<model>` from a processor's model name.
 
     >>> cpu_slug("Intel(R) Xeon(R) Platinum 8488C CPU @ 2.40GHz")
     'cpu-intel-xeon-platinum-8488c'
@@ -150,7 +151,7 @@ def cpu_slug(name: str) -> str:
 
 
 def cpu_state() -> DeviceState:
-    """Returns the machine's load, and its clock frequency unless a virtual machine hides it."""
+    """Returns the machine's load and clock frequency. A virtual machine hides the frequency."""
     import psutil
 
     load = os.getloadavg()[0]

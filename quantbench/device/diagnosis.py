@@ -1,7 +1,7 @@
-"""Finds out why torch cannot use the NVIDIA card of this machine, and how to fix it.
+"""Finds out why torch cannot use this machine's NVIDIA card, and how to fix it.
 
-What the device files, the driver and torch report is read once. Then each of these parts, and the
-environment variables that affect torch, are judged in turn.
+`look` reads the state of device files, driver, environment variables and torch once. `findings`
+then judges each part, and `refusal` makes the error that a measurement raises.
 """
 
 import os
@@ -18,27 +18,28 @@ from quantbench.errors import UnsupportedError
 _BLOCKING = "CUDA_LAUNCH_BLOCKING"
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _UNKNOWN_CARD = "an NVIDIA card"
-# Message of torch if the driver works but shows torch no card.
+# Text in torch's message if the driver works but shows torch no card.
 _NO_CARDS = "No CUDA GPUs are available"
+# Text in torch's message if the driver is too old for this torch.
 _TOO_OLD = "too old"
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What the machine and torch report about an NVIDIA card.
+    """State of the machine's NVIDIA card, as device files, driver and torch report it.
 
     index: torch's number of the card; None if torch cannot use any card.
-    reason: why torch cannot use a card, in torch's words; empty if it can.
+    reason: torch's message why it cannot use a card; empty if it can.
     card: name of the card; empty if there is no sign of a card.
     capability: compute capability of the card; None if it is unknown.
-    driver: version of the driver; None if neither NVML nor /proc/driver/nvidia states it.
-    device_files: paths of the device files of cards.
-    closed_files: device files that this process cannot open. They are not looked for if torch can
+    driver: driver version; None if neither NVML nor /proc/driver/nvidia reports it.
+    device_files: paths of the cards' device files (/dev/nvidia0).
+    closed_files: device files that this process cannot open. They are checked only if torch cannot
         use a card.
-    visible, blocking: values of CUDA_VISIBLE_DEVICES and CUDA_LAUNCH_BLOCKING; None if they are not
-        set.
+    visible: value of CUDA_VISIBLE_DEVICES; None if it is not set.
+    blocking: value of CUDA_LAUNCH_BLOCKING; None if it is not set.
     torch: version of torch.
-    cuda: version of CUDA that torch is built for; None if torch is built without CUDA.
+    cuda: CUDA version for which torch is built; None if torch is built without CUDA.
     architectures: architectures for which torch has machine code (`sm_80`) or PTX (`compute_90`);
         empty if they are unknown.
     """
@@ -59,12 +60,12 @@ class Machine:
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the diagnosis.
+    """One line of the diagnosis: the state of one part, and its problem if there is one.
 
-    what: part that was judged, such as `driver`.
-    found: state of this part.
-    problem: why the card cannot be measured; empty if the part is in order.
-    remedy: what fixes the problem; empty if the part is in order.
+    what: name of the part, such as `driver`.
+    found: state of the part.
+    problem: reason why the card cannot be measured; empty if the part is in order.
+    remedy: fix for the problem; empty if the part is in order.
     """
 
     what: str
@@ -74,7 +75,7 @@ class Finding:
 
 
 def opens(path: Path) -> bool:
-    """Returns whether the permissions and the container let this process open a device file."""
+    """Returns whether permissions and the container let this process open a device file."""
     try:
         os.close(os.open(path, os.O_RDWR))
     except OSError:
@@ -91,12 +92,13 @@ def look(
     environ: Mapping[str, str] = os.environ,
     may_open: Callable[[Path], bool] = opens,
 ) -> Machine:
-    """Reads what the device files, the driver and torch state about the machine's card.
+    """Reads the state of the machine's card from device files, driver, environment and torch.
 
     torch: the torch module.
-    index: torch's number of the card in use; None if torch has no card.
+    index: torch's number of the card in use; None if torch cannot use a card.
     root: root of the file system.
-    ask_driver: function that returns the driver's version and the highest compute capability.
+    ask_driver: function that returns the driver's version and the highest compute capability of its
+        GPUs.
     environ: environment variables.
     may_open: function that returns whether a device file can be opened.
     """
@@ -131,7 +133,7 @@ def look(
 
 
 def refusal(machine: Machine) -> UnsupportedError | None:
-    """Returns the error that a measurement on this machine raises.
+    """Returns the error to raise instead of a measurement on this machine's card.
 
     The result is None if the card can be measured, or if there is no card.
     """
@@ -152,7 +154,7 @@ def refusal(machine: Machine) -> UnsupportedError | None:
 
 
 def findings(machine: Machine) -> Iterator[Finding]:
-    """Yields a finding for each part, in the order in which the user should solve the problems."""
+    """Yields a finding for each part, in the order in which a user should solve the problems."""
     capability = "" if machine.capability is None else f" ({sm_name(machine.capability)})"
     yield Finding("card", f"{machine.card}{capability}")
     yield _device_file(machine)
@@ -162,7 +164,7 @@ def findings(machine: Machine) -> Iterator[Finding]:
 
 
 def _device_file(machine: Machine) -> Finding:
-    """Judges whether this process may open at least one of the cards' device files."""
+    """Judges whether this process can open at least one of the cards' device files."""
     what = "device file"
     files = " ".join(machine.device_files) or "none"
     if machine.closed_files and machine.closed_files == machine.device_files:
@@ -172,7 +174,7 @@ def _device_file(machine: Machine) -> Finding:
 
 
 def _driver(machine: Machine) -> Finding:
-    """Judges whether there is a driver. An unknown driver is no problem if torch can use a card."""
+    """Judges whether there is a driver. An unknown driver is fine if torch can use a card."""
     found = machine.driver or "unknown"
     if machine.reason and machine.driver is None:
         remedy = "NVIDIA's driver, for containers by docker run --gpus all"
@@ -181,7 +183,7 @@ def _driver(machine: Machine) -> Finding:
 
 
 def _variables(machine: Machine) -> Iterator[Finding]:
-    """Judges the environment variables that can hide cards or forbid timing, if they are set."""
+    """Judges the environment variables that can hide cards or prevent timing, if they are set."""
     if machine.visible is not None:
         found = repr(machine.visible)
         nothing_named = machine.visible.strip() in ("", "-1")
@@ -193,8 +195,7 @@ def _variables(machine: Machine) -> Iterator[Finding]:
             yield Finding(_VISIBLE, found)
     if machine.blocking is not None:
         found = repr(machine.blocking)
-        # CUDA parses the value as a number, so any value that is not plainly 0 may switch blocking
-        # on.
+        # CUDA parses the value as a number, so any value other than zeros may turn blocking on.
         if machine.blocking.strip().strip("0"):
             problem = f"{_BLOCKING}={found} makes every launch wait, so nothing can be timed"
             yield Finding(_BLOCKING, found, problem, f"{_BLOCKING} unset or 0")
@@ -203,7 +204,7 @@ def _variables(machine: Machine) -> Iterator[Finding]:
 
 
 def _torch(machine: Machine) -> Iterator[Finding]:
-    """Judges the build of torch, and the architectures for which it has code."""
+    """Judges torch's build, and whether it has code for the card's architecture."""
     install = wheels.install_line(machine.driver, machine.capability)
     if machine.cuda is None:
         yield Finding("torch", machine.torch, "this torch is for CPUs", install)
@@ -228,12 +229,12 @@ def _torch(machine: Machine) -> Iterator[Finding]:
 
 
 def has_code(architectures: tuple[str, ...], capability: tuple[int, int]) -> bool:
-    """Returns whether code for one of `architectures` runs on a GPU of a compute capability.
+    """Returns whether code for one of `architectures` runs on a GPU of this compute capability.
 
-    Machine code runs on the same major version with the same or a higher minor version, and PTX
-    runs on the same and all higher versions. With suffix f, machine code and PTX run on the same
-    major version only, and with suffix a on exactly the same version (CUDA C++ Programming Guide
-    13.0, binary and PTX compatibility).
+    Machine code (sm_80) runs on the same major version with the same or a higher minor version. PTX
+    (compute_90) runs on the same and all higher versions. With suffix f, code runs only within the
+    same major version. With suffix a, code runs only on exactly the same version. Source: CUDA C++
+    Programming Guide 13.0, binary and PTX compatibility.
 
     >>> has_code(("sm_80", "sm_86"), (8, 9)), has_code(("sm_75", "sm_80"), (7, 0))
     (True, False)
@@ -255,7 +256,7 @@ def has_code(architectures: tuple[str, ...], capability: tuple[int, int]) -> boo
 
 
 def _reason(torch: Any) -> str:
-    """Returns the first sentence of torch's reason why torch has no card."""
+    """Returns the first sentence of torch's message why it cannot use a card."""
     try:
         torch.cuda.init()
     except (RuntimeError, AssertionError) as error:

@@ -1,8 +1,8 @@
 """Selects the device to measure, a GPU or one CPU core, and provides its spec, state and warnings.
 
 The environment variable QUANTBENCH_DEVICE selects the device: `cpu`, `cuda` or `cuda:<number>`.
-Without this variable, torch's current GPU is used, or the CPU if the machine shows no NVIDIA card.
-The module also chooses the dtype and the attention that are measured by default.
+Without this variable, the device is torch's current GPU, or the CPU if the machine shows no NVIDIA
+card. The module also chooses the default dtype and the default attention for measurements.
 """
 
 from __future__ import annotations
@@ -26,27 +26,26 @@ if TYPE_CHECKING:
 VARIABLE = "QUANTBENCH_DEVICE"
 # Compute capability of V100, the oldest GPU with fused attention in current releases of torch.
 _FIRST_FLASH = (7, 0)
-# Load per core above which other work visibly disturbs a pinned thread.
+# Load average per core above which other work visibly disturbs a pinned thread.
 _BUSY_LOAD_PER_CORE = 0.5
-# A sweep of minutes heats a card by more than this, so a card that is closer than this to its
-# slowdown temperature will slow down. Such a card gets a warning.
+# A card gets a warning if it is less than this far below its slowdown temperature, in °C. A sweep
+# of several minutes heats a card by more than this, so such a card will slow down.
 _HOT_MARGIN_C = 8.0
-# Assumed slowdown temperature of a card that does not report it. Data-centre cards slow down
+# Assumed slowdown temperature of a card that does not report one. Data-centre cards slow down
 # between 85 and 95 °C.
 _SLOWDOWN_C = 88.0
-# A clock or a power limit that is set to at least this fraction of the card's default is not worth
-# a warning.
+# A clock or power limit of at least this fraction of the card's default gives no warning.
 _UNNOTICEABLE_SHARE = 0.99
 
 
 def current() -> DeviceSpec:
     """Returns the spec of the device in use, and makes a GPU torch's current device.
 
-    torch is imported unless QUANTBENCH_DEVICE selects the CPU.
+    If QUANTBENCH_DEVICE is `cpu`, torch is not imported.
 
     Raises InputError if QUANTBENCH_DEVICE names no available device. Raises UnsupportedError for an
-    unknown GPU that is older than Volta, and for an NVIDIA card that torch cannot use, because the
-    CPU must not be measured in its place unless the user asks for it.
+    unregistered GPU that is older than Volta, and for an NVIDIA card that torch cannot use. The CPU
+    does not silently replace such a card: the user must select it.
     """
     index = gpu_index()
     if index is None:
@@ -61,7 +60,7 @@ def current() -> DeviceSpec:
 def monitor(spec: DeviceSpec) -> Callable[[], DeviceState]:
     """Returns a function that reads the state of the device in use.
 
-    If NVML cannot be used, the state of a GPU has only a note.
+    If NVML cannot be used, a GPU's state has only a note.
 
     spec: constants of the device in use.
     """
@@ -90,8 +89,8 @@ def open_nvml() -> Nvml | Absent:
 def default_dtype(spec: DeviceSpec) -> str:
     """Returns the dtype to measure by default.
 
-    The default is bf16 if the device has a higher peak in bf16 than in fp32. Otherwise it is fp16
-    on a GPU and fp32 on a CPU.
+    The default is bf16 if the device's bf16 peak is above its fp32 peak. Otherwise, it is fp16 on a
+    GPU and fp32 on a CPU.
     """
     bf16_tflops = spec.peak("bf16")
     if bf16_tflops is not None and bf16_tflops > (spec.peak("fp32") or 0):
@@ -100,22 +99,22 @@ def default_dtype(spec: DeviceSpec) -> str:
 
 
 def default_attention(spec: DeviceSpec) -> str:
-    """Returns the implementation of attention to measure by default, `flash` or `unfused`.
+    """Returns the attention implementation to measure by default, `flash` or `unfused`.
 
-    The default is `flash`, which is one fused kernel, if torch has a fused kernel for the device.
-    FlashAttention and cuDNN's kernel need sm_80, but torch's memory-efficient kernel also runs on
-    V100 and T4. torch has a fused kernel for CPUs too.
+    The default is `flash` (one fused kernel) if torch has a fused kernel for the device. torch has
+    one for CPUs, and for GPUs from V100 on: FlashAttention and cuDNN's kernel need sm_80, but
+    torch's memory-efficient kernel also runs on V100 and T4.
     """
     capability = spec.compute_capability
     return "unfused" if capability is not None and capability < _FIRST_FLASH else "flash"
 
 
 def read_properties(properties: torch._C._CudaDeviceProperties, nvml: Nvml | Absent) -> Properties:
-    """Reads a GPU's properties from torch and NVML.
+    """Reads a GPU's properties from torch and NVML; NVML's values take precedence.
 
     Fields that neither torch nor NVML reports are None.
 
-    properties: torch's properties of the GPU.
+    properties: the GPU's properties as torch reports them.
     """
     limits = Limits() if isinstance(nvml, Absent) else nvml.limits()
     clock_khz = _property(properties, "clock_rate")
@@ -134,7 +133,7 @@ def read_properties(properties: torch._C._CudaDeviceProperties, nvml: Nvml | Abs
 
 
 def inspect_machine() -> Machine | None:
-    """Reads what the machine and torch report about the machine's NVIDIA card.
+    """Reads the state of the NVIDIA card to use, from the machine and torch.
 
     Returns None if QUANTBENCH_DEVICE selects the CPU.
 
@@ -157,7 +156,7 @@ def inspect_machine() -> Machine | None:
             f"or {VARIABLE}=cpu to measure the CPU",
         )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the diagnosis states torch's reasons
+        warnings.simplefilter("ignore")  # the diagnosis reports torch's reasons
         count = torch.cuda.is_available() and torch.cuda.device_count()
         if not count:
             return look(torch, None)
@@ -170,9 +169,9 @@ def inspect_machine() -> Machine | None:
 def gpu_index() -> int | None:
     """Returns torch's number of the GPU in use, or None if the CPU is used.
 
-    Raises the errors of `inspect_machine`, and InputError if QUANTBENCH_DEVICE selects a GPU but
-    the machine has none. Raises UnsupportedError, which names the remedy, if the machine has an
-    NVIDIA card that cannot be measured.
+    Raises the errors of `inspect_machine`. Raises InputError if QUANTBENCH_DEVICE selects a GPU but
+    the machine has none. Raises UnsupportedError with a remedy if the machine has an NVIDIA card
+    that cannot be measured.
     """
     machine = inspect_machine()
     if machine is None:
@@ -187,7 +186,7 @@ def gpu_index() -> int | None:
 
 
 def _property(properties: Any, name: str) -> Any:
-    """Returns a property, or None if it is 0 or this version of torch does not report it."""
+    """Returns a property. Returns None if it is 0, or if this version of torch does not have it."""
     return getattr(properties, name, None) or None
 
 
@@ -196,7 +195,7 @@ def warnings_for(
 ) -> tuple[str, ...]:
     """Returns a message for each condition of the device that disturbs timings.
 
-    A message states the condition, its effect on timings and, if possible, a remedy.
+    A message gives the condition, its effect on timings and, if possible, a remedy.
 
     spec: constants of the device.
     state: current state of the device.
@@ -219,7 +218,7 @@ def warnings_for(
 
 
 def _state_warnings(state: DeviceState, limits: Limits) -> Iterator[str]:
-    """Yields a message for each disturbance by the current state of a GPU."""
+    """Yields a message for each part of a GPU's current state that disturbs timings."""
     if state.other_processes:
         yield (
             f"Other processes compute on this GPU ({state.other_processes}): their work lands in "
@@ -237,7 +236,7 @@ def _state_warnings(state: DeviceState, limits: Limits) -> Iterator[str]:
 
 
 def _setting_warnings(spec: DeviceSpec, limits: Limits) -> Iterator[str]:
-    """Yields a message for each setting that disturbs timings, and for estimated peaks."""
+    """Yields a message for each GPU setting that disturbs work, and one if peaks are estimated."""
     set_mhz = limits.application_sm_mhz
     default_mhz = limits.default_application_sm_mhz
     if set_mhz and default_mhz and set_mhz < _UNNOTICEABLE_SHARE * default_mhz:

@@ -1,8 +1,8 @@
-"""Derives the hardware constants of a GPU from the properties that it reports.
+"""Derives a GPU's hardware constants from its reported properties; `match` is the entry point.
 
-A GPU gets the constants of a registered card only if name, compute capability, SM count and memory
-size agree. If only the SM count or the memory differs, as for a MIG slice, the card's constants are
-scaled. The constants of an unknown card are estimated from its architecture.
+A GPU whose name, compute capability, SM count and memory size agree with a registered card gets
+that card's constants. If only the SM count or the memory differs, as for a MIG slice, the card's
+constants are scaled. The constants of an unknown card are estimated from its architecture.
 """
 
 import re
@@ -12,16 +12,17 @@ from quantbench.device.registry import Architecture, architectures, entries
 from quantbench.device.spec import DeviceSpec, sm_name
 from quantbench.errors import UnsupportedError
 
-# Range of the ratio of reported to nominal memory within which a card counts as whole. ECC on GDDR6
-# takes 6 % of the nominal memory, and the driver up to 3 %.
+# A card counts as whole if its reported memory, divided by the registered size, lies between these
+# limits. ECC on GDDR6 takes 6 % of the memory, and the driver takes up to 3 %.
 _LEAST_MEMORY = 0.88
 _MOST_MEMORY = 1.01
-# Lowest compute capability of an unknown card. The registry has no rates of older architectures.
+# Lowest compute capability of a supported unknown card. The registry lacks the rates of older
+# architectures.
 _OLDEST = (7, 0)
 _GIB = 2**30
 _REPORTED = "reported by the card"
-# Dtypes that GeForce cards multiply at half rate if they accumulate in fp32 (NVIDIA's Turing,
-# GA102, Ada and RTX Blackwell whitepapers).
+# Dtypes that GeForce cards multiply at half rate with fp32 accumulation. Sources: NVIDIA's Turing,
+# GA102, Ada and RTX Blackwell whitepapers.
 _GEFORCE_HALF = ("fp16", "bf16", "tf32", "fp8")
 
 
@@ -29,9 +30,9 @@ _GEFORCE_HALF = ("fp16", "bf16", "tf32", "fp8")
 class Properties:
     """Properties of a GPU that torch and NVML report.
 
-    A property that neither of them reports is None.
+    A property that neither torch nor NVML reports is None.
 
-    name: name of the GPU in CUDA (`NVIDIA A100-SXM4-80GB`).
+    name: the GPU's name in CUDA (`NVIDIA A100-SXM4-80GB`).
     max_sm_clock_mhz, max_memory_clock_mhz: highest clocks that can be set.
     memory_bus_bits: width of the memory bus.
     """
@@ -49,11 +50,11 @@ class Properties:
 def match(properties: Properties) -> DeviceSpec:
     """Returns the spec of the GPU with these properties.
 
-    If the GPU is not a whole registered card, the spec has registered=False, and its sources state
-    which constants are estimated.
+    If the GPU is not a whole registered card, the spec has registered=False, and its `source` names
+    the estimated constants.
 
-    Raises UnsupportedError for an unregistered GPU that is older than Volta, because the rates of
-    its architecture are not known.
+    Raises UnsupportedError for an unregistered GPU that is older than Volta, because its
+    architecture's rates are unknown.
 
     >>> match(Properties("NVIDIA H200", (9, 0), 132, 143771 * 2**20)).name
     'h200-sxm-141gb'
@@ -78,9 +79,9 @@ def match(properties: Properties) -> DeviceSpec:
 
 
 def _with_reported_clock(spec: DeviceSpec, properties: Properties) -> DeviceSpec:
-    """Returns the spec, with the reported maximum SM clock if that exceeds the registered one.
+    """Returns the spec with the higher of the reported and the registered maximum SM clock.
 
-    Cards of one name can differ, such as GeForce cards of several board partners.
+    Cards of one name can differ, such as GeForce cards from several board partners.
     """
     reported = properties.max_sm_clock_mhz
     if reported is None or reported <= spec.max_sm_clock_mhz:
@@ -91,14 +92,17 @@ def _with_reported_clock(spec: DeviceSpec, properties: Properties) -> DeviceSpec
 
 
 def _part_of(card: DeviceSpec, properties: Properties, *, is_mig: bool) -> DeviceSpec:
-    """Returns the spec of a part of a registered card.
+    """Returns the spec of a MIG slice or another variant of a registered card.
 
-    The peaks are scaled by the part's fraction of the card's SMs. On a MIG slice, the bandwidth is
-    scaled by the fraction of the card's memory, and so is the L2 cache if its size is not reported.
+    The peaks are scaled by the fraction of the card's SMs. For a MIG slice, the bandwidth is scaled
+    by the fraction of the card's memory. The L2 size is scaled likewise if it is not reported.
+
+    card: constants of the registered card.
+    is_mig: whether the GPU is a MIG slice.
     """
-    # A MIG slice has eighths of the card's memory channels and cache banks (NVIDIA MIG User Guide),
-    # and reports slightly less memory than these eighths. Other variants of a card use all channels
-    # and banks.
+    # A MIG slice has a number of eighths of the card's memory channels and cache banks (NVIDIA MIG
+    # User Guide), and reports slightly less memory than that. Other variants of a card use all
+    # channels and banks.
     memory_share = 1.0
     if is_mig:
         eighths = max(1, round(8 * properties.memory_bytes / card.memory_bytes))
@@ -129,8 +133,8 @@ def _part_of(card: DeviceSpec, properties: Properties, *, is_mig: bool) -> Devic
 def _unknown(properties: Properties, capability: tuple[int, int]) -> DeviceSpec:
     """Estimates the spec of an unregistered GPU from its properties and its architecture.
 
-    A value that the GPU does not report is the highest value among registered GPUs of the same
-    architecture.
+    For a value that the GPU does not report, the estimate is the highest value among registered
+    GPUs of the same architecture.
     """
     architecture, remark = _nearest_architecture(capability)
     of = architecture.name
@@ -188,11 +192,11 @@ def _unknown(properties: Properties, capability: tuple[int, int]) -> DeviceSpec:
 
 
 def _nearest_architecture(capability: tuple[int, int]) -> tuple[Architecture, str]:
-    """Returns the architecture that stands for a compute capability, and a remark for its source.
+    """Returns the architecture that represents a compute capability, and a remark for its source.
 
-    A capability without an entry in the registry gets the architecture with the highest fp16 rate
-    among those of the same major version, or among all if there is none. The remark, which is
-    empty otherwise, says so.
+    If the registry has the capability's own architecture, the remark is empty. Otherwise, the
+    result is the architecture with the highest fp16 rate, of the same major version if possible,
+    and the remark says that the capability is unknown.
     """
     known = [one for name, one in architectures().items() if name.startswith("sm_")]
     for one in known:

@@ -1,8 +1,8 @@
-"""Reads a GPU's state and limits from NVML.
+"""Reads a GPU's state and limits from NVML, through `Nvml.open`.
 
-If a query fails, its value is None and a note states the reason. Processes on the GPU that are not
-quantbench's are counted. Bit values and names follow nvml.h (NVIDIA Management Library API
-Reference, driver 580).
+If a query fails, its value is None, and a note gives the reason. The state includes the number of
+other processes on the GPU, without quantbench's own. Bit values and names follow nvml.h (NVIDIA
+Management Library API Reference, driver 580).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from quantbench.device.spec import DeviceState
 
-# Names of nvmlClocksEventReasons by bit.
+# Names of NVML's clock event reasons (reasons for a lowered clock), by bit.
 _REASONS = {
     0x001: "gpu_idle",
     0x002: "applications_clocks_setting",
@@ -28,11 +28,12 @@ _REASONS = {
     0x080: "hw_power_brake",
     0x100: "display_clock_setting",
 }
-#: reasons that lower the clock because of heat or power, and so disturb timings
+#: Clock event reasons that disturb timings, because heat or power lowers the clock.
 HARMFUL_REASONS = frozenset(
     {"sw_power_cap", "hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake"}
 )
 
+# Values of NVML's enumerations, which are arguments or results of its functions.
 _CLOCK_SM = 1
 _CLOCK_MEMORY = 2
 _TEMPERATURE_GPU = 0
@@ -44,7 +45,7 @@ _COMPUTE_EXCLUSIVE_PROCESS = 3
 class Absent:
     """Result of `Nvml.open` if NVML cannot be used.
 
-    note: reason why NVML cannot be used.
+    note: reason, for users.
     """
 
     note: str
@@ -54,8 +55,8 @@ class Absent:
 class Limits:
     """Current limits and settings of a GPU. Values that NVML does not report are None.
 
-    application_sm_mhz: SM clock set for applications.
-    default_application_sm_mhz: default of application_sm_mhz, which often is below the maximum SM
+    application_sm_mhz: SM clock that is set for applications (nvidia-smi -ac).
+    default_application_sm_mhz: default for application_sm_mhz. It is often below the maximum SM
         clock (V100: 1312 of 1530 MHz).
     slowdown_c: temperature in °C at which the hardware slows down.
     exclusive: whether only one process may use the card (compute mode EXCLUSIVE_PROCESS).
@@ -78,8 +79,8 @@ class Limits:
 def _own_pids() -> frozenset[int]:
     """Returns the ids of this process, its descendants and its ancestors.
 
-    If this process is the worker of a sweep, the ancestors include the main process, which started
-    the worker.
+    All of them count as quantbench's own. If this process is a sweep's worker, its ancestors
+    include the main process.
     """
     import psutil
 
@@ -98,10 +99,10 @@ class Nvml:
 
     library: the module pynvml (nvidia-ml-py), or a stand-in.
     handle: NVML handle of the GPU or MIG slice.
-    own_pids: function that returns the ids of quantbench's own processes, which change as workers
+    own_pids: function that returns the ids of quantbench's own processes. The ids change as workers
         start and end.
-    pid_exists: function that tells whether a process id exists. In a container, NVML may report ids
-        of the host.
+    pid_exists: function that returns whether a process id exists in this PID namespace. In a
+        container, NVML may report the host's ids, which do not exist here.
     """
 
     def __init__(
@@ -115,9 +116,10 @@ class Nvml:
         self._nvml = library
         self._own_pids = own_pids
         self._pid_exists = pid_exists
-        # Last judgement: process ids, number of processes that are not quantbench's, and a note.
+        # Last result of `_judge`, after the process ids that it was computed from.
         self._judged: tuple[set[int], int | None, str] = (set(), 0, "")
-        # A MIG slice reports its own processes, but its card reports clocks and temperature.
+        # For a MIG slice, the slice's handle reports the processes, and the card's handle reports
+        # clocks and temperature.
         self._processes_handle = self._handle = handle
         if self._number([], "MIG mode", "nvmlDeviceIsMigDeviceHandle"):
             card = self._ask([], "card", "nvmlDeviceGetDeviceHandleFromMigDeviceHandle", handle)
@@ -134,10 +136,10 @@ class Nvml:
     ) -> Nvml | Absent:
         """Opens the GPU or MIG slice with this UUID.
 
-        An index would be wrong, because CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER renumber GPUs
-        for CUDA but not for NVML.
+        A UUID is needed, because CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER renumber GPUs for CUDA
+        but not for NVML.
 
-        uuid: UUID as torch states it, without NVML's prefix `GPU-` or `MIG-`.
+        uuid: UUID as torch reports it, without NVML's prefix `GPU-` or `MIG-`.
         library: the module pynvml, or a stand-in; None to import pynvml.
         own_pids, pid_exists: functions as in `Nvml`.
         """
@@ -215,13 +217,15 @@ class Nvml:
         *arguments: Any,
         kind: Callable[[Any], Any] = lambda answer: answer,
     ) -> Any:
-        """Calls an NVML function and returns its answer.
+        """Calls an NVML function, and returns its converted result.
 
-        If the function fails or does not exist, the result is None, and `notes` gets the reason.
+        If the function fails or does not exist, the result is None, and the reason is appended to
+        `notes`.
 
-        notes: list of notes to extend.
-        what: name of the value in the note.
-        kind: function that converts the answer.
+        notes: list to which the reason is appended.
+        what: name of the value, for the note.
+        function: name of the NVML function.
+        kind: function that converts the result.
         """
         try:
             return kind(getattr(self._nvml, function)(*arguments))
@@ -237,9 +241,12 @@ class Nvml:
         *arguments: Any,
         kind: Callable[[Any], Any] = float,
     ) -> Any:
-        """Calls an NVML function for this GPU as `_ask` does, and returns a converted number."""
-        # nvmlDeviceIsMigDeviceHandle returns a ctypes object in place of a number in nvidia-ml-py
-        # 12.535 to 13.615.
+        """Calls an NVML function for this GPU as `_ask` does. The result is a number.
+
+        `kind` converts the number; the default is float.
+        """
+        # In nvidia-ml-py 12.535 to 13.615, nvmlDeviceIsMigDeviceHandle returns a ctypes object
+        # instead of a number.
         return self._ask(
             notes,
             what,
@@ -250,6 +257,7 @@ class Nvml:
         )
 
     def _watts(self, notes: list[str], what: str, function: str) -> float | None:
+        """Calls an NVML function that returns milliwatts, as `_number` does, and returns watts."""
         milliwatts = self._number(notes, what, function)
         return None if milliwatts is None else milliwatts / 1000
 
@@ -264,7 +272,7 @@ class Nvml:
         return () if mask is None else decode_reasons(mask)
 
     def _other_processes(self, notes: list[str]) -> int | None:
-        """Returns the number of compute processes that are not quantbench's; None if unknown."""
+        """Returns the number of other compute processes on the GPU; None if unknown."""
         function = "nvmlDeviceGetComputeRunningProcesses"
         running = self._ask(notes, "process list", function, self._processes_handle)
         if running is None:
@@ -272,7 +280,7 @@ class Nvml:
         pids = {int(process.pid) for process in running}
         if pids <= {os.getpid()}:  # the usual case needs no walk of the process tree (milliseconds)
             return 0
-        # The judgement is cached, because this method runs about 50 times a second during sampling.
+        # The result is cached, because this method runs about 50 times a second during sampling.
         if pids != self._judged[0]:
             self._judged = (pids, *self._judge(pids))
         _, others, note = self._judged
@@ -283,21 +291,22 @@ class Nvml:
     def _judge(self, pids: set[int]) -> tuple[int | None, str]:
         """Returns the number of processes that are not quantbench's own, and a note.
 
-        If the number is unknown, it is None and the note states the reason.
+        If the number cannot be determined, it is None, and the note gives the reason. Otherwise the
+        note is empty.
 
         pids: ids of the processes that compute on the GPU.
         """
         own = self._own_pids()
         unknown = any(not self._pid_exists(pid) for pid in pids - own)
         if unknown and not pids & own:
-            # One of these ids may be the id of this process on the host.
+            # One of these ids may be the host's id of this process.
             reported = f"NVML reports {len(pids)} process ids of another PID namespace"
             return None, f"{reported}, perhaps including this process"
         return len(pids - own), ""
 
 
 def decode_reasons(mask: int) -> tuple[str, ...]:
-    """Returns the names of the bits that are set in NVML's clock event reasons, lowest bit first.
+    """Returns the names of the clock event reasons in NVML's bit mask, lowest bit first.
 
     >>> decode_reasons(0x24)
     ('sw_power_cap', 'sw_thermal')
@@ -307,4 +316,5 @@ def decode_reasons(mask: int) -> tuple[str, ...]:
 
 
 def _is_exclusive(compute_mode: int) -> bool:
+    """Returns whether NVML's compute mode allows only one process on the GPU."""
     return compute_mode == _COMPUTE_EXCLUSIVE_PROCESS

@@ -1,6 +1,6 @@
-"""Reads the registry of known GPUs from registry.toml and looks GPUs up by name.
+"""Reads the registry of known GPUs from registry.toml; `lookup` finds a GPU by name.
 
-The registry also holds the constants of each architecture and the sources of all constants.
+The registry contains the constants of GPU models and architectures, with their sources.
 """
 
 import re
@@ -19,12 +19,12 @@ _KIB = 2**10
 _MIB = 2**20
 _GIB = 2**30
 
-# Words of the names that CUDA reports which slugs omit.
+# Words in CUDA's device names that slugs omit.
 _MAKERS = ("nvidia", "tesla", "geforce", "amd", "instinct")
 _MEMORY_SIZE = re.compile(r"^(\d+)g(?:i?b)?$")
 _NOT_MODEL = re.compile(r"^(sxm\d*|pcie|nvl|\d+g(i?b)?)$")
 
-#: fields of a spec that have a source for every registered GPU
+#: Fields of a spec that have a source for every registered GPU.
 SOURCED = (
     "compute_capability", "sm_count", "sm_clock_mhz", "max_sm_clock_mhz", "l2_bytes",
     "smem_per_sm_bytes",
@@ -34,11 +34,13 @@ SOURCED = (
 
 @dataclass(frozen=True)
 class Architecture:
-    """Constants that all GPUs of one compute capability or of one LLVM target of AMD share.
+    """Constants that all GPUs of one compute capability (or of one LLVM target of AMD) share.
 
     name: name of the architecture, as in `DeviceSpec.architecture`.
-    rate: dense operations per SM and clock by dtype, at full rate.
-    smem_source: source of the sizes of shared memory.
+    rate: dense operations per SM and clock cycle, by dtype. Some cards run at a lower rate.
+    smem_per_sm_bytes: shared memory per SM.
+    smem_per_block_bytes: opt-in maximum of shared memory per block.
+    smem_source: document that gives the shared memory sizes.
     """
 
     name: str
@@ -51,7 +53,7 @@ class Architecture:
 
 @dataclass(frozen=True)
 class Entry:
-    """Entry of the registry, which is one GPU model.
+    """Entry of the registry for one GPU model.
 
     names: names that CUDA reports for the model.
     """
@@ -63,12 +65,12 @@ class Entry:
 def lookup(name: str) -> DeviceSpec:
     """Returns the spec of a registered GPU.
 
-    Among variants of one model, SXM modules are preferred to PCIe cards. Of several SXM modules, or
-    of several cards without one, the first in the file is returned, because the file begins with
-    the variants of which there are more public measurements.
+    If several variants of one model match, the result is the file's first SXM module, or the first
+    match if no variant is an SXM module. The file lists the variants with more public measurements
+    first.
 
-    name: slug, name that CUDA reports, or words of a slug that identify one model (`h100`,
-        `a100-40gb`, `A100 PCIe 80G`).
+    name: slug, CUDA's device name, or words of a slug that identify one model (`h100`, `a100-40gb`,
+        `A100 PCIe 80G`).
 
     Raises InputError with candidates if the name matches several models (`rtx-6000`) or none.
 
@@ -100,7 +102,7 @@ def lookup(name: str) -> DeviceSpec:
 
 
 def _parts(slug: str) -> set[str]:
-    """Returns the words of a slug by which a GPU is found, and `sxm` for any version of SXM."""
+    """Returns the words of a slug, plus `sxm` if one of them is a version of SXM (sxm4)."""
     parts = set(slug.split("-"))
     if "-sxm" in slug:
         parts.add("sxm")
@@ -110,7 +112,7 @@ def _parts(slug: str) -> set[str]:
 def same_chip(slug: str) -> tuple[str, ...]:
     """Returns a slug, and the slugs of other cards with the same chip and form factor.
 
-    The size and the bandwidth of the memory of these cards may differ.
+    The cards may differ in memory size and bandwidth.
 
     >>> same_chip("v100-sxm2-32gb"), same_chip("h100-pcie-80gb")
     (('v100-sxm2-32gb', 'v100-sxm2-16gb'), ('h100-pcie-80gb',))
@@ -121,36 +123,37 @@ def same_chip(slug: str) -> tuple[str, ...]:
 
 
 def _chip(spec: DeviceSpec) -> tuple[object, ...]:
-    """Returns the properties in which cards of the same chip and form factor agree."""
+    """Returns the properties that are equal for cards with the same chip and form factor."""
     form = [part for part in spec.name.split("-") if not _MEMORY_SIZE.match(part)]
     return form, spec.sm_count, spec.sm_clock_mhz, spec.l2_bytes, dict(spec.peak_tflops)
 
 
 def _words_of(name: str) -> list[str]:
-    """Returns the words of the slug that a name stands for: a100, 80gb for `NVIDIA A100_80GiB`."""
+    """Returns a name's words as in a slug: a100 and 80gb for `NVIDIA A100_80GiB`."""
     words = re.split(r"[-_\s]+", name.strip().lower())
     return [_MEMORY_SIZE.sub(r"\1gb", word) for word in words if word and word not in _MAKERS]
 
 
 def _model_of(slug: str) -> str:
-    """Returns a slug without form factor and memory: rtx-pro-6000 for `rtx-pro-6000-96gb`."""
+    """Returns a slug without form factor and memory size: rtx-pro-6000 for `rtx-pro-6000-96gb`."""
     return "-".join(part for part in slug.split("-") if not _NOT_MODEL.match(part))
 
 
 def known() -> tuple[DeviceSpec, ...]:
-    """Returns the specs of all registered GPUs in the order of the file."""
+    """Returns the specs of all registered GPUs, in file order."""
     return tuple(entry.spec for entry in entries())
 
 
 @cache
 def entries() -> tuple[Entry, ...]:
+    """Returns the entries of all registered GPUs, in file order."""
     data = _data()
     return tuple(_entry(slug, values, data["documents"]) for slug, values in data["device"].items())
 
 
 @cache
 def architectures() -> Mapping[str, Architecture]:
-    """Returns the known architectures by `DeviceSpec.architecture` (`sm_80`, `gfx942`)."""
+    """Returns the known architectures by name (`sm_80`, `gfx942`)."""
     data = _data()
     found = {}
     for name, values in data["architecture"].items():
@@ -167,13 +170,15 @@ def architectures() -> Mapping[str, Architecture]:
 
 @cache
 def _data() -> dict[str, Any]:
+    """Parses registry.toml, once per process."""
     return tomllib.loads((files("quantbench.device") / "registry.toml").read_text(encoding="utf-8"))
 
 
 def _entry(slug: str, values: dict[str, Any], documents: dict[str, str]) -> Entry:
     """Builds the entry of one GPU from its table in the file.
 
-    documents: title of each cited document, by its key.
+    values: content of the table.
+    documents: titles of cited documents, by key.
     """
     architecture = architectures()[values["architecture"]]
     amd = architecture.name.startswith("gfx")
@@ -203,11 +208,11 @@ def _entry(slug: str, values: dict[str, Any], documents: dict[str, str]) -> Entr
 
 
 def _cite(text: str, documents: dict[str, str]) -> str:
-    """Returns a text `key: remark` with the document's title in place of the key."""
+    """Returns a citation `key: remark` with the document's title in place of its key."""
     key, colon, remark = text.partition(":")
     return documents[key] + colon + remark
 
 
 def _capability(digits: str) -> tuple[int, int]:
-    """Returns the capability of digits such as `90` or `120`, whose last is the minor version."""
+    """Parses a compute capability such as `90` or `120`. The last digit is the minor version."""
     return int(digits[:-1]), int(digits[-1])

@@ -1,8 +1,8 @@
-"""Defines the hardware constants of a device and its state.
+"""Defines a device's hardware constants (`DeviceSpec`) and its changing state (`DeviceState`).
 
-Tiles, waves and rooflines follow from the constants. The state is what changes between
-measurements, such as SM clock and temperature. The margins beyond which a measured rate is
-impossible are here too.
+The constants determine wave counts and rooflines. The state contains values such as SM clock and
+temperature, which change between measurements. The module also defines the margins above which a
+measured rate is impossible.
 """
 
 import re
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from quantbench.errors import InputError, require_choice
 
-# Plausible values of devices built since 2016. The ranges catch a misplaced decimal point or a
+# Ranges of plausible values for devices built since 2016. They catch a misplaced decimal point or a
 # wrong unit.
 _RANGES: dict[str, tuple[float, float]] = {
     "sm_count": (1, 1024),
@@ -23,28 +23,29 @@ _RANGES: dict[str, tuple[float, float]] = {
     "memory_bytes": (2**28, 2**44),
     "memory_gb_per_s": (1, 20_000),
 }
-# Maps GFX IP versions to LLVM targets (AMD, ROCm documentation 7.13, 2026, AMD GPU specifications).
+# LLVM target by GFX IP version (AMD, ROCm documentation 7.13, 2026, AMD GPU specifications).
 _GFX = {(9, 0): "gfx90a", (9, 4): "gfx942", (9, 5): "gfx950"}
-# Pattern of a device's name, which is used for folders and files.
+# Pattern for a device's name, which names folders and files.
 _SLUG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _PEAK_TFLOPS_RANGE = (0.001, 50_000)
-# Maps formats to the format with the same peak, which differs only in its scales
-# (NVIDIA, libcu++ 2026, tcgen05.mma: mxf4nvf4).
+# For each dtype, another dtype that has the same peak and differs only in its scales (NVIDIA,
+# libcu++ 2026, tcgen05.mma: mxf4nvf4).
 _SAME_PEAK = {"fp8_block": "fp8", "mxfp8": "fp8", "mxfp4": "nvfp4"}
-# Lowest capability whose tensor or matrix cores apply a scale per 32 elements. On AMD it is gfx950
-# (9, 5). On NVIDIA it is sm_100 (10, 0), which this bound separates from sm_90 too.
+# Lowest compute capability whose tensor or matrix cores apply one scale per 32 elements. AMD's
+# first such GPU is gfx950 (9, 5). NVIDIA's first is sm_100 (10, 0), and its predecessor sm_90 is
+# below this bound too.
 _FIRST_MX = (9, 5)
 
-#: Kinds of devices. Times of AMD GPUs (rocm) are predicted and imported, not measured.
+#: Kinds of devices. AMD GPUs (rocm) cannot be measured; their times are predicted or imported.
 DEVICE_KINDS = ("cuda", "rocm", "cpu")
-#: A measured rate may exceed the peak by this factor; higher rates are impossible. The margin
-#: allows for rounded peaks in data sheets (H200: 4.8 TB/s are printed, and 3201 MHz × 2 × 6144 bits
-#: make 4.92 TB/s) and for clock frequencies, which are read to about 1 %.
+#: Maximum possible ratio of a measured rate to the peak. The margin covers rounded peaks in data
+#: sheets (H200: 4.8 TB/s printed, but 3201 MHz × 2 × 6144 bits give 4.92 TB/s), and the clock,
+#: which is read to about 1 %.
 PEAK_MARGIN = 1.05
-#: No cache is faster than memory by this factor, so a higher rate of the minimum traffic is
-#: impossible. A core's first-level cache moves up to 192 bytes per cycle (two loads and a store of
-#: 512 bits), which is 700 GB/s at 3.7 GHz and 35 times one core's 20 GB/s from memory. The L1
-#: caches of an H100 together move 33 TB/s, which is 10 times the rate of its memory.
+#: Maximum possible ratio of a measured rate of minimum traffic to the memory bandwidth. No cache is
+#: faster than memory by this factor. A CPU core's first-level cache moves up to 192 bytes per cycle
+#: (two loads and a store of 512 bits), which is 700 GB/s at 3.7 GHz and 35 times one core's 20 GB/s
+#: from memory. The L1 caches of an H100 together move 33 TB/s, which is 10 times its memory's rate.
 CACHE_OVER_MEMORY = 100
 
 
@@ -54,28 +55,31 @@ class DeviceSpec:
 
     On an AMD GPU (kind rocm), an SM is a compute unit (CU), a warp is a wavefront of 64 threads
     (`warp_threads`), a block is a workgroup, shared memory is the LDS, and a tensor core is a
-    matrix core. "Blocks per SM" are the workgroups resident on one CU. The dies of an MI300 or
-    MI350 are one device, and the two dies of an MI250X are two.
+    matrix core. "Blocks per SM" are the workgroups resident on one CU. All dies of an MI300 or
+    MI350 form one device. The two dies of an MI250X are two devices.
 
     name: slug (`a100-sxm4-80gb`, `cpu-amd-epyc`).
-    sm_count: number of streaming multiprocessors, or of cores in use on a CPU.
-    sm_clock_mhz: boost clock at which the peaks are stated.
+    kind: one of DEVICE_KINDS.
+    sm_count: number of streaming multiprocessors; on a CPU, number of cores in use.
+    sm_clock_mhz: boost clock for which the data sheet gives the peaks.
     l2_bytes: size of the last-level cache (the Infinity Cache if there is one).
     smem_per_sm_bytes: shared memory per SM; 0 on a CPU.
     memory_gb_per_s: memory bandwidth in 1e9 bytes/s.
-    peak_tflops: dense peak by dtype in 1e12 operations/s, with tensor cores if they support the
-        dtype, and with fp32 accumulation.
-    source: document or estimate that each constant comes from, by field name. A single peak has a
-        name such as `peak_tflops.bf16`.
-    registered: False for a spec that was derived from the properties the device reports.
+    peak_tflops: dense peak by dtype in 1e12 operations/s, with fp32 accumulation, and with tensor
+        cores if they support the dtype.
+    source: document or estimate for each constant, by field name. A single peak has a name such as
+        `peak_tflops.bf16`.
+    registered: whether the spec is a registered card's. False if it was derived from the device's
+        reported properties.
     smem_per_block_bytes: opt-in maximum of shared memory per block; 0 if it is unknown.
-    max_sm_clock_mhz: maximum SM clock; 0 means sm_clock_mhz. Many cards run above sm_clock_mhz
-        (H100 SXM states its peaks at 1830 MHz and runs at up to 1980 MHz), so their rates can
-        exceed peak_tflops. See `ceiling`.
-    peak_clock_mhz: SM clock at which a peak is stated, by dtype, if it is not sm_clock_mhz.
-    compute_capability: (major, minor). On a rocm device it is the version of the GFX IP, as HIP
-        reports it (9.4 for gfx942). It is None on a CPU.
-    board_power_w: maximum power that the card draws in W; 0 if this power is unknown.
+    max_sm_clock_mhz: maximum SM clock; 0 means sm_clock_mhz. Many cards run above sm_clock_mhz, so
+        their rates can exceed peak_tflops (see `ceiling`). An H100 SXM has its peaks at 1830 MHz,
+        and runs at up to 1980 MHz.
+    peak_clock_mhz: SM clock of each peak that the data sheet gives at another clock than
+        sm_clock_mhz, by dtype.
+    compute_capability: (major, minor); None on a CPU. On a rocm device, this is the GFX IP version
+        as HIP reports it (9.4 for gfx942).
+    board_power_w: maximum power that the card draws, in W; 0 if it is unknown.
     """
 
     name: str
@@ -135,7 +139,7 @@ class DeviceSpec:
         return ", ".join(sorted(dtype for dtype in named if self.peak(dtype) is not None))
 
     def _rated(self, dtype: str) -> str:
-        """Returns the dtype whose peak is stated for `dtype`."""
+        """Returns the key of `peak_tflops` for a dtype, which may be that of a similar dtype."""
         if dtype in self.peak_tflops:
             return dtype
         return _SAME_PEAK.get(dtype, dtype)
@@ -145,8 +149,8 @@ class DeviceSpec:
 
         A measured rate above `PEAK_MARGIN` times this ceiling is impossible.
 
-        clock_mhz: SM clock in MHz. None stands for the maximum SM clock, or for the clock at which
-            the peak is stated if that is higher.
+        clock_mhz: SM clock in MHz; None for the maximum SM clock, or for the clock of the data
+            sheet's peak if that is higher.
         """
         peak = self.peak(dtype)
         if peak is None:
@@ -161,10 +165,7 @@ class DeviceSpec:
 
     @property
     def architecture(self) -> str:
-        """Name of the architecture, such as `sm_80`, or the LLVM target, such as `gfx942`.
-
-        On a CPU it is the kind, `cpu`.
-        """
+        """Name of the architecture: `sm_80` (NVIDIA), `gfx942` (AMD's LLVM target) or `cpu`."""
         if self.compute_capability is None:
             return self.kind
         if self.kind == "rocm":
@@ -178,7 +179,7 @@ class DeviceSpec:
 
 
 def sm_name(compute_capability: tuple[int, int]) -> str:
-    """Returns NVIDIA's name of a compute capability, such as `sm_80`."""
+    """Returns NVIDIA's name for a compute capability, such as `sm_80`."""
     major, minor = compute_capability
     return f"sm_{major}{minor}"
 
@@ -187,11 +188,11 @@ def sm_name(compute_capability: tuple[int, int]) -> str:
 class DeviceState:
     """State of a device at one moment. Unknown values are None.
 
-    throttle_reasons: active clock event reasons of NVML.
-    other_processes: number of compute processes that are not quantbench's.
-    note: why values are unknown ("NVML is not installed").
+    throttle_reasons: NVML's active clock event reasons, which lower the clock.
+    other_processes: number of compute processes on the device that are not quantbench's.
+    note: reasons for unknown values ("NVML is not installed").
     load_per_core: load average of the last minute per logical core (CPU only).
-    shared: marks states for `store.typed`, which decodes equal states to one object.
+    shared: marks the class for `store.typed`, which decodes equal states to one object.
     """
 
     shared = True

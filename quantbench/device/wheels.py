@@ -1,8 +1,8 @@
 """Chooses the versions of torch and Triton that fit a machine's driver and GPU, and installs them.
 
-The module uses only the standard library and nothing of this package, because `make install` runs
-this file before anything is installed. It also states the command that repairs an environment whose
-torch does not fit.
+`make install` runs this file as a script before anything is installed, so it uses only the standard
+library and nothing from this package. `install_line` returns the command that repairs an
+environment whose torch does not fit.
 """
 
 import argparse
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+#: Compute capability (major, minor).
 Capability = tuple[int, int]
 
 _COMPATIBILITY = "https://docs.nvidia.com/deploy/cuda-compatibility"
@@ -26,13 +27,13 @@ _MATRIX = "https://github.com/pytorch/pytorch/pull/175253"
 class Wheels:
     """Versions of torch and Triton, and the GPUs and drivers for which they work.
 
-    name: name of the versions, and of this package's extra with the same requirements.
-    requirements: requirements for pip. Triton is named only if it is not the version that torch
-        requires.
-    cuda: version of CUDA that this torch is built for.
+    name: name of the entry, and of this package's extra with the same requirements.
+    requirements: requirements for pip. They include Triton only if its version differs from the
+        version that torch requires.
+    cuda: CUDA version for which this torch is built.
     driver: lowest major version of NVIDIA's driver.
-    lowest, end: range of compute capabilities, which excludes the end.
-    source: documents that state the compute capabilities and the driver.
+    lowest, end: lowest compute capability, and the first one above the supported range.
+    source: documents that give the compute capabilities and the driver.
     """
 
     name: str
@@ -44,7 +45,7 @@ class Wheels:
     source: str
 
 
-#: The first entry that works with both the card and the driver applies.
+#: Known versions. The first entry that works with the machine's card and driver applies.
 TABLE = (
     # With torch 2.15, triton 3.9 spills registers in some of our kernels (`make test-aot`).
     Wheels(
@@ -69,8 +70,8 @@ TABLE = (
     ),
 )  # fmt: skip
 
-#: Requirements on a machine without an NVIDIA driver. They accept any torch that passes the tests;
-#: PyTorch's CPU build is preferred.
+#: Requirements on a machine without an NVIDIA driver. They accept any torch version that passes the
+#: tests. PyTorch's CPU build, from CPU_INDEX, is preferred.
 CPU_REQUIREMENTS = ("torch>=2.6,<2.14", 'triton>=3.2,<3.8; platform_system == "Linux"')
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
@@ -79,13 +80,13 @@ CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 class Choice:
     """Packages to install on a machine.
 
-    name: name of the entry in TABLE; "cpu" without an NVIDIA driver; "" if no torch since 2.6 works
+    name: name of an entry in TABLE; "cpu" without an NVIDIA driver; "" if no torch since 2.6 works
         on the machine.
     requirements: requirements for pip; empty if no torch works on the machine.
     index: package index that is searched for torch first; None for pip's default index.
-    reason: one clause that says what was found on the machine and what follows from it.
-    command: command that repairs an environment whose torch does not fit, or advice if no torch
-        works.
+    reason: one clause with the card and driver that were found, and the conclusion.
+    command: command that repairs an environment whose torch does not fit; advice to the user if no
+        torch works.
     """
 
     name: str
@@ -98,9 +99,9 @@ class Choice:
 def choose(driver: str | None, capability: Capability | None) -> Choice:
     """Returns the torch and Triton for a machine.
 
-    driver: version of NVIDIA's driver, such as 535.183.01; None if there is none.
-    capability: compute capability, such as (8, 0). None means unknown; the first entry of TABLE
-        that works with the driver then applies.
+    driver: version of NVIDIA's driver, such as 535.183.01; None if there is no driver.
+    capability: compute capability of the GPU, such as (8, 0). If it is None (unknown), the first
+        entry of TABLE that works with the driver applies.
     """
     if driver is None:
         return _chosen("cpu", CPU_REQUIREMENTS, CPU_INDEX, "no NVIDIA driver, so the CPU build")
@@ -126,8 +127,8 @@ def machine(
     Unknown values are None.
 
     load: function that loads NVML by its file name.
-    proc: file in which the kernel module states its version. It is read in containers that lack
-        NVML.
+    proc: file in which the kernel module reports its version. It is read if NVML cannot be loaded,
+        as in some containers.
     """
     try:
         nvml = load("libnvidia-ml.so.1")
@@ -144,7 +145,7 @@ def machine(
 def _ask_nvml(nvml: Any) -> tuple[str | None, Capability | None]:
     """Returns the driver's version and the highest compute capability that NVML reports.
 
-    Both are None if NVML reports no GPU.
+    Both values are None if NVML reports no GPU.
     """
     count = ctypes.c_uint()
     if nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0 or count.value == 0:
@@ -175,8 +176,8 @@ def install_line(driver: str | None, capability: Capability | None) -> str:
 
 def _chosen(name: str, requirements: tuple[str, ...], index: str | None, reason: str) -> Choice:
     """Returns the choice with the command that installs its requirements."""
-    # pip keeps an installed torch of the right version even if it was built for another CUDA, so
-    # torch is uninstalled first.
+    # pip would keep an installed torch of the right version even if it was built for another CUDA
+    # version, so torch is uninstalled first.
     command = "pip uninstall --yes torch triton && pip install"
     if index is not None:
         command += f" --extra-index-url {index}"
@@ -186,9 +187,9 @@ def _chosen(name: str, requirements: tuple[str, ...], index: str | None, reason:
 
 
 def by_name(name: str) -> Choice:
-    """Returns the choice with a name of TABLE, whatever the machine.
+    """Returns the choice with the name of an entry in TABLE, for any machine.
 
-    Any other name stands for "cpu".
+    Any other name gives the CPU build.
     """
     reason = f"the line {name} was asked for"
     for wheels in TABLE:
@@ -200,8 +201,7 @@ def by_name(name: str) -> Choice:
 def install(choice: Choice, arguments: list[str], python: str = sys.executable) -> None:
     """Installs the chosen torch and Triton with pip.
 
-    If torch cannot be installed from the choice's index, pip takes the torch that it finds
-    elsewhere.
+    If torch cannot be installed from the choice's index, pip uses its default index instead.
 
     arguments: further arguments of pip install.
     python: interpreter whose environment is changed.
@@ -222,7 +222,7 @@ def install(choice: Choice, arguments: list[str], python: str = sys.executable) 
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the command line of this file. Returns the exit code."""
+    """Runs this file's command line, and returns the exit code."""
     parser = argparse.ArgumentParser(
         description="Installs the torch and triton that fit this machine.",
         epilog="Further arguments go to pip install.",
@@ -244,10 +244,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _serves(wheels: Wheels, capability: Capability | None) -> bool:
+    """Returns whether an entry supports a compute capability. None (unknown) fits every entry."""
     return capability is None or wheels.lowest <= capability < wheels.end
 
 
 def _card(capability: Capability | None) -> str:
+    """Describes a card by its compute capability."""
     if capability is None:
         return "a card of unknown compute capability"
     return f"a card of compute capability {capability[0]}.{capability[1]}"

@@ -1,4 +1,4 @@
-"""Times runs on a GPU or a CPU."""
+"""Times work on a GPU or a CPU. `make_timer` returns the timer for a device."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def make_timer(
 ) -> Timer:
     """Returns the timer for a device.
 
-    state: function that reads the SM clock, power and throttle reasons of the device. The default
-        is `device.monitor(spec)`.
+    state: function that reads the device's SM clock, power and throttle reasons; None for
+        `device.monitor(spec)`.
 
     >>> from quantbench import device
     >>> timer = make_timer(device.current(), TimingOptions())  # doctest: +SKIP

@@ -1,7 +1,7 @@
 """Times runs on a CPU with the wall clock, on one pinned thread.
 
-On a machine with two shared cores, the times of two threads scatter by 20 to 26 %, and those of one
-pinned thread by about 1.3 %.
+One thread gives repeatable times: on a machine with two shared cores, the times of one pinned
+thread scatter by about 1.3 %, and the times of two threads by 20 to 26 %.
 """
 
 import os
@@ -32,35 +32,30 @@ from quantbench.units import percent
 if sys.platform == "linux":
     import resource
 
-# The flush reads this many times the size of the last-level cache. Measured on an AMD EPYC (32 MiB
-# L3), the sum of 4 MiB takes 41 µs in a hot cache, 80 µs after reading once the size of the cache,
-# 93 µs after twice, 102 µs after three times, and also after four times. Reading three times the
-# size costs 2.1 ms per sample.
+# The flush before a cold sample reads this many times the size of the last-level cache. On an AMD
+# EPYC (32 MiB L3), summing 4 MiB takes 41 µs with a hot cache. After a flush of 1, 2, 3 and 4 times
+# the cache size, it takes 80, 93, 102 and 102 µs. A flush of 3 times the size costs 2.1 ms.
 _FLUSH_LLC_MULTIPLE = 3
 
-# Size of a cache line. The flush reads one word of each line.
+# Size of a cache line in bytes. The flush reads one word per line.
 _LINE_BYTES = 64
 
-# Sleep before the run that follows a preempted run. It is long enough for the scheduler to count
-# the thread as having slept, and short enough that the core keeps its clock frequency.
+# Length of the sleep after a preempted run, in s. It is long enough for the scheduler to count the
+# thread as having slept, and short enough that the core keeps its clock frequency.
 _NAP_S = 0.0001
 
-# A run counts as helped, and its sample is discarded, if the other threads of the process use more
-# CPU time during the run than _HELP_SHARE of its wall time plus _HELP_NS. The constant _HELP_NS
+# A run counts as helped by other threads, and its sample is discarded, if the process's other
+# threads use more CPU time during the run than _HELP_SHARE of its wall time plus _HELP_NS. _HELP_NS
 # covers the time to read the clocks.
 _HELP_SHARE = 0.2
 _HELP_NS = 20_000
 
-# Resolution of a sample. perf_counter_ns reads the processor's time stamp counter in nanoseconds,
-# and a call takes 50 ns.
+# Resolution of a sample: the 50 ns that a call of perf_counter_ns takes.
 _TICK_US = 0.05
 
 
 def thread_preemptions() -> int:
-    """Returns how often this thread has lost its core so far.
-
-    Returns 0 if the system does not count this (any system except Linux).
-    """
+    """Returns how often this thread has lost its core so far, or 0 on a system other than Linux."""
     if sys.platform != "linux":
         return 0
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
@@ -88,12 +83,13 @@ class CpuClocks:
 class CpuSampler:
     """Sampler that reads the wall clock before and after each run.
 
-    A run is preempted if the thread lost its core during the run. The time of such a run is the CPU
-    time of the thread, and the next run follows a short sleep, because a thread that wakes up gets
-    a whole time slice. A run that other threads helped is invalid too.
+    A run is preempted, and so invalid, if the thread lost its core during the run. Its sample is
+    the thread's CPU time. The next run follows a short sleep, because a thread that wakes up gets a
+    whole time slice. A run is also invalid if other threads of the process worked during the run.
 
-    buffer: array that is read before each run, one word per cache line, to make the cache cold;
-        None for a hot cache. Reading leaves clean lines, which cost the run nothing.
+    run: function that does the work once.
+    buffer: array that is read before each run to make the cache cold; None for a hot cache. Reading
+        leaves clean cache lines, which need no write-back during the run.
     before: function that is called before each sample.
     """
 
@@ -147,14 +143,15 @@ class CpuSampler:
 class CpuTimer(Timer):
     """Timer for one CPU core.
 
-    The arguments are those of `CudaTimer`, except `clocks`; tests replace `clocks`, `now` and
-    `pause`. During a measurement, the calling thread is pinned to one core and torch to one thread.
-    Afterwards both settings are restored.
+    During a measurement, the calling thread is pinned to one core, and torch uses one thread.
+    Afterwards, both settings are restored.
+
+    The arguments are those of `CudaTimer`, with `clocks` in place of `ops`.
     """
 
     _batch_limit = 16
-    # A core leaves its idle clock frequency within milliseconds. Changes of the times that take
-    # longer come from other processes.
+    # A core leaves its idle clock frequency within milliseconds. Slower changes in the times come
+    # from other processes, and a longer warm-up would not end them.
     _warm_up_window_s = 0.01
     _warm_up_limit_s = 0.25
 
@@ -205,7 +202,7 @@ class CpuTimer(Timer):
 def _one_thread() -> Iterator[None]:
     """Pins the calling thread to one core, and torch to one thread, within the block.
 
-    The core is the last one that is allowed, because interrupts favour the first.
+    The core is the last allowed core, because interrupts favour the first.
     """
     torch = sys.modules.get("torch")  # torch has no threads if nobody has imported it
     if torch:

@@ -1,7 +1,8 @@
-"""Times runs on a CUDA device, either one by one between two events or many at a time in a graph.
+"""Times work on a CUDA device with `CudaTimer`.
 
-The method depends only on the options and never on how long a run takes, because a change of method
-within a sweep would show as a step of 5 to 12 %.
+A sample is either one run between two CUDA events, or the mean of many runs in a CUDA graph. Only
+the options decide between the two methods, never the length of a run. A change of method
+within a sweep would look like a cliff (a sudden step in the time) of 5 to 12 %.
 """
 
 from __future__ import annotations
@@ -24,34 +25,38 @@ from quantbench.timing.session import MAX_QUEUED, Audit, Timer, before_sample
 if TYPE_CHECKING:
     from quantbench.timing.cuda_device import TorchCuda
 
-# Device time that the runs of one graph fill. The resolution of the events, 0.5 µs, is 0.1 % of it.
+# Device time of one graph, which sets its number of runs. The events' resolution, 0.5 µs, is 0.1 %
+# of this time.
 _GRAPH_US = 500.0
 _MAX_GRAPH_RUNS = 1000
-# Largest number of copies in a cold graph. Making more takes seconds, so small work that needs more
-# copies to fill the cache cannot be timed in this way.
+# Maximum number of copies in a cold graph. Making more copies takes seconds. Small work that needs
+# more copies to overflow the cache is refused.
 _MOST_COPIES = 6000
 
-# Time for which the first work runs before it is timed. A cold card loses one or two percent of its
-# SM clock as it gets hot, fastest in the first seconds.
+# Time for which the first work runs before it is timed, to heat the card. While a card heats up,
+# its SM clock falls by one or two percent, fastest in the first seconds.
 _HEAT_S = 2.0
 
-# NVIDIA's CUDA Runtime API reference on cudaEventElapsedTime: "a resolution of around 0.5
-# microseconds".
+# Resolution of CUDA events. Source: NVIDIA's CUDA Runtime API reference, cudaEventElapsedTime: "a
+# resolution of around 0.5 microseconds".
 _EVENT_TICK_US = 0.5
 
 
 def runs_in_graph(
     options: TimingOptions, run_us: float, *, min_bytes: int | None, l2_bytes: int
 ) -> tuple[int, int]:
-    """Returns how many copies rotate with a run in its graph, and how many runs the graph has.
+    """Returns the number of copies of a run for its graph, and the graph's total number of runs.
+
+    With a cold cache, the graph rotates over the run and its copies, which evict each other. With a
+    hot cache, it repeats the run without copies.
 
     run_us: time of one run, in µs.
-    min_bytes: minimum number of bytes that one run touches. None if the number is unknown, or if
-        the run cannot be copied. A cold cache is refused then, because it is not known how many
-        copies overflow the cache.
+    min_bytes: minimum number of bytes that one run touches. None if this number is unknown, or if
+        the run cannot be copied.
     l2_bytes: size of the L2 cache, in bytes.
 
-    Raises UnsupportedError if the cache must be cold and copies are missing or would be too many.
+    Raises UnsupportedError if the cache must be cold, but min_bytes is None or too many copies
+    would be needed.
     """
     many = min(_MAX_GRAPH_RUNS, ceil(_GRAPH_US / run_us))
     if options.cache == "hot":
@@ -68,20 +73,22 @@ def runs_in_graph(
 class CudaTimer(Timer):
     """Timer for the current CUDA device.
 
-    In the modes `auto` and `events`, one run is timed between two events behind a held stream,
-    after a flush if the cache must be cold. This time includes 1 to 2.5 µs between events and
-    kernel. `floor_us` of each measurement is the time of an empty kernel, which is measured first
-    and in the same way. In the mode `graph`, a sample is the mean of many runs in one graph,
-    without the time between events and kernel. With a cold cache the graph rotates over copies (see
-    `rotation`).
+    In the modes `auto` and `events`, a sample is the time of one run between two events. The stream
+    is held (see `cuda_samplers`) until all work is queued, and a flush before the run makes a cold
+    cache. A sample includes 1 to 2.5 µs between the events and the kernel. The time of an empty
+    kernel, measured in the same way, shows this overhead: it is every measurement's `floor_us`.
+    In the mode `graph`, a sample is the mean of many runs in one graph, without this overhead. With
+    a cold cache, the graph rotates over copies of the run (see `rotation`).
 
-    spec: the device; its L2 size is used.
-    state: function that reads the SM clock, power and throttle reasons of the device.
-    ops, now, pause: CUDA calls, timer and sleep, which tests replace.
+    spec: constants of the device. Only the L2 size is used.
+    state: function that reads the device's SM clock, power and throttle reasons.
+    ops: CUDA calls; None for `TorchCuda`.
+    now: function that reads the time, in s.
+    pause: function that sleeps for a number of seconds.
     """
 
     _batch_limit = MAX_QUEUED
-    # Clocks climb from idle within tens of milliseconds, and the power limit acts as fast.
+    # Clocks climb from idle within tens of milliseconds, and the power limit acts equally fast.
     _warm_up_window_s = 0.05
     _warm_up_limit_s = 1.0
 
@@ -105,8 +112,8 @@ class CudaTimer(Timer):
         self._spec = spec
         self._ops = ops
         self._mode = "graph" if options.mode == "graph" else "events"
-        # Number of samples behind one hold that worked for earlier points, by the number of torch
-        # operations of a run.
+        # Number of samples per hold that did not time out at earlier points, by the number of torch
+        # operations in a run.
         self._held_limits: dict[int, int] = {}
         ops.empty()
         ops.synchronize()
@@ -128,8 +135,8 @@ class CudaTimer(Timer):
         The audit changes the inputs before each sample or each replay of the graph.
         """
         start_s = self._now()
-        # The first calls load modules, compile, tune and allocate. They may synchronise (NVBench
-        # issue 240), which would wait for ever while the stream is held.
+        # The first calls load modules, compile, tune and allocate. They may also synchronise
+        # (NVBench issue 240). Behind a hold, a synchronisation would wait until the hold times out.
         run()
         operations = _count_operations(run)
         self._ops.synchronize()
@@ -159,10 +166,10 @@ class CudaTimer(Timer):
         return measurement
 
     def _heat(self, sampler: EventSampler) -> MeanClocks:
-        """Runs the first work until the card is hot, and returns the SM clocks of this time."""
+        """Runs the first work until the card is hot, and returns the SM clocks meanwhile."""
         warm = self._warm_up(sampler)
-        # A batch takes at most an eighth of _HEAT_S, or a single run. In batches of MAX_QUEUED, a
-        # run that takes seconds would heat the card for minutes.
+        # A batch takes at most an eighth of _HEAT_S, or is a single run. With MAX_QUEUED runs per
+        # batch, a run of several seconds would heat the card for minutes.
         count = min(MAX_QUEUED, max(1, int(_HEAT_S / 8 * 1e6 / warm.typical_us)))
         clocks = MeanClocks()
         start_s = self._now()
@@ -186,7 +193,7 @@ class CudaTimer(Timer):
 
 
 def _count_operations(run: Run) -> int:
-    """Runs once and returns how many operations of torch the run called, including views."""
+    """Calls `run` once, and returns how many torch operations it executed, including views."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Counter(TorchDispatchMode):

@@ -1,7 +1,7 @@
-"""Makes the CUDA calls that the samplers need, with torch and two Triton kernels.
+"""Implements the samplers' CUDA calls (events, flush, hold, SM clocks, graphs) as `TorchCuda`.
 
-One kernel holds the stream while work is queued, the other reads the counters of the SMs, from
-which the SM clock is computed.
+It uses torch and two Triton kernels, the probes. One probe holds the stream while work is queued.
+The other reads the cycle counters of all SMs (a stamp), from which the SM clock is computed.
 """
 
 from __future__ import annotations
@@ -22,44 +22,44 @@ from quantbench.reasons import reason_line
 from quantbench.timing.rotation import COLD_L2_MULTIPLE, Run
 from quantbench.timing.session import MAX_QUEUED
 
-# Shortest time between two readings of the device state. NVML takes milliseconds for a reading, and
-# no disturbance of timings is shorter than this time.
+# Minimum time between two readings of the device state, in s. NVML takes milliseconds for a
+# reading. Disturbances of timings last longer than this period.
 _STATE_PERIOD_S = 0.02
 
 # Launch options of the probes. triton 3.9 warns if fp fusion is not set, although the probes have
 # no multiplications.
 _ONE_WARP = {"num_warps": 1, "enable_fp_fusion": True}
 
-# Longest time of a hold. It is a thousand times the time to queue a batch, and short enough to wait
-# for in a deadlock.
+# Time limit of a hold. It is a thousand times the time to queue a batch, and still short if a
+# deadlock occurs and the host has to wait for the limit.
 _HOLD_TIMEOUT_NS = 500_000_000
 
-# First and longest sleep of `SleepHold`, in cycles (2 ms and 0.5 s at 2 GHz).
+# First and longest sleep of `SleepHold`, in clock cycles (2 ms and 0.5 s at 2 GHz).
 _FIRST_SLEEP_CYCLES = 4_000_000
 _LONGEST_SLEEP_CYCLES = 1_000_000_000
 
 # Upper bound on %smid, larger than the number of SMs of any GPU (B200: 148).
 _MAX_SMS = 512
 
-# Shortest time over which an SM clock is computed. %globaltimer ticks every 32 ns on some GPUs and
-# every 1 µs on others, which is at most 0.2 % of this time.
+# Minimum time over which an SM clock is computed. The GPU's timer (%globaltimer) ticks every 32 ns
+# on some GPUs and every 1 µs on others. A tick is at most 0.2 % of this time.
 _WINDOW_NS = 500_000
 
-# Each SM gives one clock, and this quantile over the SMs is taken as the SM clock. The cycle
-# counter of an SM may stop while the SM sleeps, and no counter runs faster than the clock, so the
-# upper quartile is robust to a few sleeping SMs and to a misread stamp.
+# Quantile of the SMs' separate clocks that is taken as the SM clock. An SM's cycle counter may stop
+# while the SM sleeps, but no counter runs faster than the clock. The upper quartile is therefore
+# robust to a few sleeping SMs, and to a misread stamp.
 _UPPER = 0.75
 
 
 class HostFlagHold:
-    """Holds a stream by a kernel that spins on a flag in pinned host memory.
+    """Holds a stream with a kernel that spins on a flag in pinned host memory.
 
     The caller calls `hold()`, queues the work to be timed, calls `release()`, synchronises, and
-    then asks `was_held()`. The kernel ends after half a second in any case. Then `was_held()` is
-    False and the batch is invalid. This happens if queued work waits for the device: a
-    synchronisation or a copy to pageable memory in the run itself, the first launch of a kernel,
-    cudaFree (also from an exhausted allocator), more than about 1024 launches (`MAX_QUEUED` samples
-    fit), or a profiler that serialises launches.
+    then calls `was_held()`. If the flag is not set within half a second, the kernel ends anyway.
+    `was_held()` is then False, and the batch is invalid. This happens if the host waits for the
+    device while it queues: because of a synchronisation or a copy to pageable memory in the run,
+    the first launch of a kernel, cudaFree (also by an allocator without free memory), more than
+    about 1024 launches (`MAX_QUEUED` samples fit), or a profiler that serialises launches.
     """
 
     def __init__(self, kernel: Any) -> None:
@@ -80,15 +80,15 @@ class HostFlagHold:
         self._release_view[0] = 1
 
     def was_held(self) -> bool:
-        """Returns whether the flag ended the kernel, and not its time limit."""
+        """Returns whether the flag ended the kernel, rather than the time limit."""
         return bool(self._timed_out_view[0] == 0)
 
 
 class SleepHold:
-    """Holds a stream by torch.cuda._sleep, for machines on which Triton cannot build kernels.
+    """Holds a stream with torch.cuda._sleep, for machines on which Triton cannot build kernels.
 
-    The length of the sleep is a guess. It is doubled each time the device wakes before the host has
-    queued everything, and such a batch counts as not held.
+    The length of the sleep is a guess. If the device wakes before the host has queued everything,
+    the batch counts as not held, and the next sleep is twice as long.
     """
 
     def __init__(self) -> None:
@@ -101,7 +101,7 @@ class SleepHold:
         self._awake.record()
 
     def release(self) -> None:
-        """Checks whether the device still sleeps when everything is queued."""
+        """Checks whether the device is still asleep. The caller has queued everything."""
         self._late = self._awake.query()
         if self._late:
             self._cycles = min(2 * self._cycles, _LONGEST_SLEEP_CYCLES)
@@ -131,12 +131,15 @@ class TorchEventPair:
 class TorchCuda:
     """CUDA calls of the samplers, on the current device and stream.
 
-    Tests replace it by a simulated device.
+    Tests replace this class with a simulated device.
 
-    Creating an object allocates the flush buffer (COLD_L2_MULTIPLE × L2) and compiles the two probe
-    kernels, which takes about a second the first time. Without these kernels (no Triton, or no C
-    compiler) a sleep holds the stream and the SM clock is the one that NVML reports; the note of
-    `state()` says so.
+    Creating an object allocates the flush buffer (COLD_L2_MULTIPLE × L2) and compiles the probe
+    kernels, which takes about a second the first time. Without the probes (no Triton, or no C
+    compiler), a sleep holds the stream, the SM clock comes from NVML, and the note of `state()`
+    gives the reason.
+
+    spec: constants of the device. Only the L2 size is used.
+    state: function that reads the device's state.
     """
 
     def __init__(self, spec: DeviceSpec, state: Callable[[], DeviceState]) -> None:
@@ -170,11 +173,12 @@ class TorchCuda:
     def flush(self) -> None:
         """Makes the cache cold by reading a buffer.
 
-        Cold means that neither input nor output is in L2, and that L2 holds nothing that must be
-        written back. The flush reads a buffer of COLD_L2_MULTIPLE times L2, which evicts everything
-        and leaves clean lines. A memset would leave dirty lines, and the timed kernel would pay for
-        writing them back (up to 15 µs on an H100). The flush does not evict lines that a kernel
-        asked to keep (evict_last, persisting windows). Rotating over copies does.
+        In a cold cache, L2 contains neither inputs nor outputs of the run, and no lines that must
+        be written back. The flush reads a buffer of COLD_L2_MULTIPLE times the size of L2. This
+        evicts the other data and leaves clean lines. A memset would leave dirty lines, and writing
+        them back would slow the timed kernel (by up to 15 µs on an H100). The flush does not evict
+        lines that a kernel asked to keep (evict_last, persisting windows), but rotating over copies
+        does.
         """
         torch.sum(self._buffer, dim=0, out=self._sink)
 
@@ -195,11 +199,9 @@ class TorchCuda:
         return self._hold.was_held()
 
     def stamp(self, index: int) -> None:
-        """Queues the kernel that reads the counters of all SMs.
+        """Queues the kernel that reads the counters of all SMs. Does nothing without the probes.
 
-        Without the probe kernels it does nothing.
-
-        index: number of the stamp within the batch.
+        index: number of the stamp within the batch, from 0.
         """
         if self._stamp_kernel is not None:
             self._stamp_kernel[(self._stamp_blocks,)](
@@ -207,9 +209,11 @@ class TorchCuda:
             )
 
     def clocks_mhz(self, stamps: int) -> tuple[float, ...]:
-        """Returns the SM clocks between the first `stamps` stamps of this batch, in MHz.
+        """Returns the SM clocks between neighbouring stamps of this batch, in MHz.
 
-        Returns an empty tuple if the clocks are unknown. Must be called after `synchronize`.
+        The result is empty if the clocks are unknown. The caller must call `synchronize` first.
+
+        stamps: number of stamps in the batch.
         """
         if self._stamp_kernel is None:
             return ()
@@ -219,7 +223,7 @@ class TorchCuda:
     def state(self) -> DeviceState:
         """Returns the state of the device, which is read at most 50 times a second.
 
-        Its note says whether the probe kernels are missing.
+        The state's note gives the reason if the probes are missing.
         """
         if monotonic() - self._state_at_s >= _STATE_PERIOD_S:
             state = self._ask_state()
@@ -232,11 +236,10 @@ class TorchCuda:
         torch.cuda.synchronize()
 
     def capture(self, body: Callable[[], None]) -> Run:
-        """Captures the work that `body` queues as a graph.
+        """Captures the work that `body` queues as a graph, and returns a function to replay it.
 
-        Returns the function that replays the graph. `body` first runs once on the stream of the
-        capture, so that cuBLAS and the allocator set up their state of this stream outside the
-        graph.
+        `body` first runs once on the capture's stream. In this run, cuBLAS and the allocator set up
+        their state for the stream, outside the graph.
         """
         self._graph_stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._graph_stream):
@@ -248,15 +251,15 @@ class TorchCuda:
         return graph.replay
 
     def _load_probes(self) -> str:
-        """Builds and runs the two kernels. Returns "", or the reason why they are missing."""
+        """Builds and runs the probes. Returns "", or the reason why they cannot be used."""
         if os.environ.get("TRITON_INTERPRET") == "1":
             return "no counters of the SM clock: TRITON_INTERPRET is set"
         try:
             from quantbench.timing import probes
 
             held = HostFlagHold(probes.hold)
-            # The kernels run twice. The second time everything is loaded, so a flag that is set at
-            # once must end the hold.
+            # The kernels run twice. In the second pass everything is loaded, so the flag ends the
+            # hold at once.
             for _ in range(2):
                 held.hold()
                 held.release()
@@ -272,14 +275,14 @@ class TorchCuda:
 
 
 def clocks_from_stamps(stamps: npt.NDArray[np.int64]) -> tuple[float, ...]:
-    """Returns the SM clock between neighbouring stamps, Δcycles / Δnanoseconds in MHz.
+    """Returns the SM clock between neighbouring stamps, Δcycles / Δtime in MHz.
 
-    Returns an empty tuple if a stamp has no SM, or if two stamps have no SM in common. A gap
-    shorter than half a millisecond is joined with its neighbours: over a shorter gap the resolution
-    of the timer would show, and the SM clock does not change faster.
+    A gap between stamps that is shorter than half a millisecond is joined with its neighbours,
+    because the timer's resolution is too coarse for it. The SM clock does not change faster. The
+    result is empty if a stamp contains no SM, or if two stamps have no SM in common.
 
-    stamps: globaltimer in ns and clock64 in cycles (stamps, SMs, 2); both are 0 if no block ran on
-        an SM.
+    stamps: [stamps, SMs, 2], globaltimer in ns and clock64 in cycles. The two numbers are 0 for an
+        SM on which no block of the probe ran.
 
     >>> one_sm = np.array([[[1_000, 500]], [[1_001_000, 1_980_500]]], dtype=np.int64)
     >>> clocks_from_stamps(one_sm)
@@ -305,9 +308,9 @@ def clocks_from_stamps(stamps: npt.NDArray[np.int64]) -> tuple[float, ...]:
 
 
 def _mhz(before: npt.NDArray[np.int64], after: npt.NDArray[np.int64]) -> float | None:
-    """Returns the SM clock between two stamps in MHz; None if no SM has both stamps.
+    """Returns the SM clock between two stamps in MHz, or None if the stamps have no SM in common.
 
-    before, after: the stamps (SMs, 2).
+    before, after: [SMs, 2], one stamp each.
     """
     both = (before[:, 0] > 0) & (after[:, 0] > before[:, 0]) & (after[:, 1] > before[:, 1])
     if not both.any():

@@ -1,8 +1,8 @@
-"""Queues the launches of a batch of samples behind a held stream, so that the host is not timed.
+"""Samples device times with `EventSampler`, without timing the host.
 
 Two events around a launch into an empty stream measure the host (Python and the driver, 5 to 40 µs)
-instead of the kernel. So a kernel of one thread spins on a flag in host memory while all samples of
-a batch are queued behind it.
+instead of the kernel. The sampler therefore holds the stream: a one-thread kernel spins on a flag
+in host memory while all samples of a batch are queued behind it.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ if TYPE_CHECKING:
     from quantbench.timing.cuda_device import TorchCuda
 
 
-# The driver queues about this many launches before it blocks the host. A blocked host never
-# releases the stream.
+# The driver queues about this many launches before it blocks the host. A blocked host cannot
+# release the stream.
 _QUEUE_LAUNCHES = 1024
-# Launches of a sample in addition to those of its run: 3 of the audit, 2 of the flush, 2 events and
-# a stamp.
+# Number of launches per sample, without those of the run: 3 for the audit, 2 for the flush, 2
+# events and a stamp.
 _SAMPLE_LAUNCHES = 8
-# Assumed number of kernels that one torch operation launches. A GEMM with split-k launches two: one
-# for the parts, and one for their sum. Few operations launch more.
+# Assumed number of kernels that one torch operation launches. A split-k GEMM launches two: one for
+# the slices, and one for their sum. Few operations launch more.
 _OPERATION_LAUNCHES = 2
 
-#: Maximum number of runs that are queued behind one hold as nodes of graphs. Before CUDA 12.6 the
-#: launch of a graph costs the host time for each node (NVIDIA's blog, "Constant Time Launch for
-#: Straight-Line CUDA Graphs", 2024), so a node counts like a launch.
+#: Maximum number of graph nodes (runs) that are queued behind one hold. Before CUDA 12.6, launching
+#: a graph costs host time for each node (NVIDIA's blog, "Constant Time Launch for Straight-Line
+#: CUDA Graphs", 2024), so a node counts like a launch.
 MAX_QUEUED_RUNS = 512
 
 
 def samples_that_fit(operations: int) -> int:
     """Returns how many samples fit behind one hold.
 
-    operations: number of torch operations in a run.
+    operations: number of torch operations in one run.
 
     >>> samples_that_fit(1), samples_that_fit(64), samples_that_fit(1000)
     (16, 7, 1)
@@ -48,18 +48,19 @@ def samples_that_fit(operations: int) -> int:
 class EventSampler:
     """Sampler that times each run between two events.
 
-    A batch has one synchronisation. The stream is held and stamped. Then each sample queues the
-    audit's change of the inputs, the flush, the start event, the run, the stop event and a stamp.
-    Last, the stream is released. While the queued work runs, the state of the device (clocks,
-    power, throttle reasons) is read.
+    A batch has one synchronisation. First, the stream is held and stamped: a stamp reads the SMs'
+    cycle counters. Then each sample queues `before`, the flush, the start event, the run, the stop
+    event and a stamp. Last, the stream is released. While the queued work runs, the host reads the
+    device's state (clocks, power, throttle reasons).
 
+    ops: CUDA calls.
+    run: function that queues the work.
     flush: whether to make the cache cold before each run.
-    before: function that is called before each sample.
+    before: function that is called before each sample, such as the audit's change of the inputs.
     runs_per_sample: number of runs in one call of `run`. A sample is the mean time of these runs.
-    limit: maximum number of samples behind one hold. It is halved after each batch whose hold timed
-        out.
-    held_limit: limit of the last batch that stayed held after a larger batch had timed out; None if
-        no such batch was taken. Later points can start with this limit.
+    limit: maximum number of samples per hold. It is halved after each batch whose hold timed out.
+    held_limit: reduced limit with which a batch stayed held after a larger batch had timed out;
+        None if there is no such batch. Later points can start with this limit.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class EventSampler:
         self._pairs = [ops.event_pair() for _ in range(self._limit)]
 
     def sample(self, count: int) -> Batch:
-        """Takes up to `count` samples, and at most as many as the limit allows."""
+        """Takes `count` samples, or fewer if the limit is lower."""
         pairs = self._pairs[: min(count, self._limit)]
         self._ops.hold()
         try:
@@ -102,7 +103,7 @@ class EventSampler:
         self._ops.synchronize()
         samples_us = tuple(pair.elapsed_us() / self.runs_per_sample for pair in pairs)
         clocks = self._ops.clocks_mhz(len(pairs) + 1)
-        # Without probe kernels, the one clock that NVML reports stands for all samples.
+        # Without the probes, the SM clock that NVML reports applies to all samples.
         if not clocks and state.sm_clock_mhz is not None:
             clocks = (state.sm_clock_mhz,)
         if len(clocks) == 1:
@@ -118,11 +119,12 @@ class EventSampler:
 
 
 def replay_sampler(ops: TorchCuda, runs: Sequence[Run], before: Run = lambda: None) -> EventSampler:
-    """Returns a sampler whose run is a graph of `runs`. A sample is the mean of the runs.
+    """Returns a sampler of graph replays. A sample is the mean time of the runs in the graph.
 
-    runs: for a hot cache, the same run repeated. For a cold cache, copies in turn (see `rotation`),
-        which evict each other, so that no flush is needed. In the steady state each run also pays
-        for writing back the output of an earlier run.
+    runs: runs of the graph, in order. For a hot cache, this is one run repeated. For a cold cache,
+        it is a run and its copies in turn (see `rotation`). They evict each other, so no flush is
+        needed. The time of a run then includes writing back the output of an earlier run.
+    before: function that is called before each replay.
     """
 
     def body() -> None:

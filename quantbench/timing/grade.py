@@ -1,7 +1,8 @@
 """Grades the quality of a measurement as A, B, C, D or rejected, and gives the reasons.
 
-Every reason has a weight; a sum of 0 gives A, 1 gives B, 2 or 3 gives C, and more gives D. A rate
-above the peak of the hardware and a time of Triton's interpreter are rejected.
+Every problem of the measurement is a reason with a weight. A total weight of 0 gives A, 1 gives B,
+2 or 3 gives C, and more gives D. A rate above the hardware's peak and a time from Triton's
+interpreter are rejected.
 """
 
 from collections.abc import Iterator
@@ -22,9 +23,9 @@ from quantbench.timing.session import (
 )
 from quantbench.units import percent
 
-#: reason for grade D if the results of a point could not be checked
+#: Reason for grade D if a point's results could not be checked.
 NO_CHECK = "its results were not checked: its task has no inputs()"
-#: reason for rejecting a time of Triton's interpreter
+#: Reason for rejecting a time from Triton's interpreter.
 INTERPRETED = "it ran in triton's interpreter: the time of no kernel"
 
 # Weights of reasons. The sum of the weights determines the grade.
@@ -33,46 +34,50 @@ _OFF = 1
 _BAD = 2
 _WORTHLESS = 4
 
-# Limits are pairs. A value above the first one has the weight _OFF, above the second one _BAD.
+# A pair of limits gives the weight _OFF above the first limit, and _BAD above the second. A single
+# limit's name ends with its weight.
 
 
-# Limits of the spread of the samples (10 % to 90 % quantile). A quiet GPU kernel has 1 to 2 %, a
-# pinned CPU thread 3 to 4 %. Above 10 %, something else is running or the samples have two modes.
-# Above 30 %, the samples of one point hide a cliff of 10 %.
+# Limits for the samples' spread (`stats.spread`, 10 % to 90 % quantile). It is 1 to 2 % for a GPU
+# kernel on a quiet machine, and 3 to 4 % for a pinned CPU thread. Above 10 %, something else is
+# running or the samples have two modes. Above 30 %, the samples hide a cliff (a sudden step in the
+# time from one size to the next) of 10 %.
 _SPREAD = (0.10, 0.30)
 # A confidence interval wider than this many times its target hides the effects that a sweep looks
-# for. It adds 1 to the weight of a missed target.
+# for, which adds 1 to the weight of a missed target.
 _HALF_WIDTH_BAD_FACTOR = 4.0
+# Explanations of `Measurement.stopped_by` for a missed target.
 _STOPPED = {"noise_floor": "the noise stopped falling", "clock": "the SM clock wanders"}
 # Minimum number of samples that have a 95 % interval of the median.
 _FEWEST = 6
-# Limit of the fraction of outliers among the samples. The median is robust to outliers, but more
-# than one in twenty means that the machine was shared. A single outlier means nothing: of ten
-# samples with Gaussian noise, one is far out in 4 % of points.
+# Limit for the fraction of outliers among the samples. The median is robust to outliers, but more
+# than one in twenty means that the machine was shared. A single outlier means nothing: with ten
+# samples of Gaussian noise, 4 % of points have an outlier.
 _OUTLIERS_OFF = 0.05
 _FEWEST_OUTLIERS = 2
-# Limit of the relative change between the first and the second half of the samples, the same as for
-# drift.
+# Limit for the relative change from the first half of the samples to the second. It equals the
+# first limit for drift.
 _TREND_OFF = 0.02
-# Limits of the relative change of the reference point since its first measurement, at equal SM
-# clock. Quiet machines repeat times within 0.5 % (GPU) and 1.5 % (CPU), and small cliffs are 5 %.
+# Limits for drift: the relative change in the reference point's time since its first measurement,
+# at equal SM clock. Quiet machines repeat times within 0.5 % (GPU) and 1.5 % (CPU), and small
+# cliffs are 5 %.
 _DRIFT = (0.02, 0.05)
-# Limits of the change of the SM clock at the reference point. Heat lowers this clock by 2 or 3 % in
-# the first minutes.
+# Limits for the relative change in the reference point's SM clock. Heat lowers this clock by 2 or
+# 3 % in the first minutes.
 _CLOCK_DRIFT = (0.05, 0.10)
-# Limits of the spread of the SM clock (10 % to 90 % quantile). Steps of 15 MHz are under 1 %.
+# Limits for the SM clock's spread (10 % to 90 % quantile). One step of 15 MHz is under 1 %.
 # Compute-bound times are inversely proportional to the clock.
 _CLOCK_SPREAD = (0.03, 0.10)
-# Limits of the median SM clock, relative to the clock at which the peaks are stated. Large GEMMs
-# under the power limit run at 75 to 85 % of that clock (H100, H200). At a lower SM clock that is
-# not due to the power limit, the card was idle, hot or locked.
+# Lower limits for the median SM clock, relative to the clock at which the data sheet gives the
+# peaks. Large GEMMs under the power limit run at 75 to 85 % of that clock (H100, H200). If the SM
+# clock is lower without a power limit, the card was idle, hot or locked.
 _CLOCK_LOW_OFF = 0.75
 _CLOCK_LOW_BAD = 0.50
-# Limits of the fraction of discarded samples.
+# Limits for the fraction of discarded samples.
 _DISCARDED = (0.10, 0.50)
 
-# For each reason of a discard: words for it, and its largest weight. A throttled card is still hot
-# in the samples that are kept, but a thread that has its core back runs as before.
+# For each reason of a discard: its text, and its maximum weight. A card that was throttled is still
+# hot in the samples that are kept. A preempted thread runs as before once it has its core back.
 _DISCARDED_KINDS = {
     THROTTLED: ("throttled", _BAD),
     LAUNCH_GAP: ("timed with a launch gap", _BAD),
@@ -85,8 +90,10 @@ _DISCARDED_KINDS = {
 class Drift:
     """Change of the reference point since its first measurement.
 
-    time_ratio: time of the reference point divided by its first time, without the part that the
-        change of the SM clock may explain.
+    The reference point is a workload that a sweep measures repeatedly.
+
+    time_ratio: time of the reference point divided by its first time. The change that the SM clock
+        may explain is taken out.
     clock_ratio: mean SM clock divided by the first mean SM clock; None if unknown.
     """
 
@@ -95,15 +102,15 @@ class Drift:
 
     @property
     def off(self) -> bool:
-        """Whether the reference point has changed by more than the limits."""
+        """Whether the time or the SM clock has changed by more than its limit."""
         return bool(list(_drift(self)))
 
 
 def drift_of(first: Measurement, now: Measurement) -> Drift:
-    """Compares two measurements of the reference point.
+    """Returns the drift between the first measurement of the reference point and a later one.
 
-    If the SM clock is lower by some fraction, the time may be longer by up to the same fraction. A
-    change of the time within this range does not count as drift.
+    A change in the SM clock may change the time by up to the inverse ratio. A change in the time
+    within this range does not count as drift.
     """
     ratio = now.stated.latency_us / first.stated.latency_us
     if first.mean_clock is None or now.mean_clock is None:
@@ -125,12 +132,15 @@ def grade(
     interpreted: bool = False,
     unchecked: str = "",
 ) -> Grade:
-    """Grades the quality of one point.
+    """Grades the quality of one measurement.
 
-    flops, min_bytes: operations and least device-memory traffic of one run.
-    dtype: format whose peak is the limit of the rate. If it is None or has no known peak, the limit
-        is the highest peak of the device.
+    flops: number of operations of one run.
+    min_bytes: minimum device-memory traffic of one run, in bytes.
+    spec: constants of the device, which give the peaks.
+    dtype: dtype whose peak limits the rate. If it is None or has no known peak, the device's
+        highest peak is the limit.
     drift: drift of the reference point; None if there is no reference point.
+    options: timing options that the measurement should have followed; None for the defaults.
     interpreted: whether the point ran in Triton's interpreter, whose times describe no kernel.
     unchecked: reason why the results could not be checked, or "".
     """
@@ -156,7 +166,7 @@ def grade(
 
 
 def _step(value: float, limits: tuple[float, float]) -> int:
-    """Returns the weight of a value, given its limits."""
+    """Returns the weight of a value: _NOTE, _OFF or _BAD, by its pair of limits."""
     off, bad = limits
     if value > bad:
         return _BAD
@@ -173,10 +183,10 @@ def best_clock_mhz(measurement: Measurement) -> float | None:
 def _impossible(
     m: Measurement, flops: float, min_bytes: float, spec: DeviceSpec, dtype: str | None
 ) -> Iterator[str]:
-    """Yields a message for each peak that a point exceeds, with its rate and the peak."""
+    """Yields a message for each hardware peak that the measured rate exceeds."""
     time_s = m.stated.latency_us * 1e-6
-    # The clock of a CPU is not used. It is read between the runs, when it differs from the clock
-    # during a run, and the peaks of a CPU are upper bounds already.
+    # A CPU's clock is not used: it is read between the runs and may differ from the clock during a
+    # run. A CPU's peaks are upper bounds already.
     clock = None
     if spec.kind != "cpu":
         clock = best_clock_mhz(m)
@@ -189,8 +199,8 @@ def _impossible(
             f"{faster} {tflops:.4g} TFLOP/s, where {spec.name} reaches at most {highest:.4g} "
             f"TFLOP/s in {which} at {at}"
         )
-    # Of min_bytes, up to the size of the cache may be in the cache before the run or be written
-    # back after it.
+    # As much of min_bytes as the cache can hold may need no memory traffic during the run: it may
+    # be cached before the run, or written back after the run.
     gb_per_s = max(0.0, min_bytes - spec.l2_bytes) / time_s / 1e9
     if gb_per_s > spec.memory_gb_per_s * PEAK_MARGIN:
         yield (
@@ -206,9 +216,11 @@ def _impossible(
 
 
 def _ceiling(spec: DeviceSpec, dtype: str | None, clock_mhz: float | None) -> tuple[float, str]:
-    """Returns the peak in TFLOP/s and the name of its format.
+    """Returns the peak in TFLOP/s at an SM clock, and the name of the peak's dtype.
 
-    The format is `dtype`, or the fastest format of the device if the peak of `dtype` is unknown.
+    The peak is that of `dtype` or, if it is unknown, that of the device's fastest dtype.
+
+    clock_mhz: SM clock; None for the highest.
     """
     highest = float("inf")
     fastest = ""
@@ -228,7 +240,7 @@ _Reasons = Iterator[tuple[int, str]]  # (weight, message) of each reason
 
 
 def _precision(m: Measurement, options: TimingOptions) -> _Reasons:
-    """Yields what is wrong with the number of samples and the width of the interval."""
+    """Yields the problems with the number of samples and the width of the interval."""
     count = len(m.samples_us)
     if count < options.min_samples:
         few = f"{count} sample{'s' if count > 1 else ''}"
@@ -247,7 +259,7 @@ def _precision(m: Measurement, options: TimingOptions) -> _Reasons:
 
 
 def _samples(m: Measurement) -> _Reasons:
-    """Yields what is wrong with the distribution of the samples."""
+    """Yields the problems with the distribution of the samples."""
     times_us = m.stated.times_us
     wide = spread(times_us)
     if weight := _step(wide, _SPREAD):
@@ -256,7 +268,7 @@ def _samples(m: Measurement) -> _Reasons:
             f"samples spread by {percent(wide)} (10 % to 90 %; noise {percent(noise(times_us))})",
         )
     outliers = outlier_share(times_us)
-    # The number of outliers is a rounded float, so it is compared with half a sample less.
+    # The product of fraction and count is not exactly whole, so half a sample is subtracted.
     if outliers > _OUTLIERS_OFF and outliers * len(times_us) > _FEWEST_OUTLIERS - 0.5:
         yield _OFF, f"{percent(outliers)} of the samples are far out"
     half = len(times_us) // 2
@@ -273,7 +285,7 @@ def _samples(m: Measurement) -> _Reasons:
 
 
 def _discards(m: Measurement) -> _Reasons:
-    """Yields why samples were discarded."""
+    """Yields the problems for which samples were discarded."""
     total = len(m.samples_us) + len(m.discarded)
     for kind, (words, worst) in _DISCARDED_KINDS.items():
         of_kind = [d for d in m.discarded if d.reason.startswith(kind)]
@@ -292,9 +304,9 @@ def _discards(m: Measurement) -> _Reasons:
 
 
 def _clock(m: Measurement, spec: DeviceSpec) -> _Reasons:
-    """Yields what is wrong with the SM clock."""
+    """Yields the problems with the SM clock."""
     if spec.kind == "cpu":
-        return  # the clock of a CPU is not recorded, which says nothing about the point
+        return  # the clock of a CPU is never recorded, so its absence is no problem
     if not m.clocks_mhz:
         note = m.state_after.note or m.state_before.note
         yield _OFF, "the SM clock is not known" + (f" ({note})" if note else "")
@@ -314,7 +326,7 @@ def _clock(m: Measurement, spec: DeviceSpec) -> _Reasons:
 
 
 def _drift(drift: Drift | None) -> _Reasons:
-    """Yields how the reference point has changed."""
+    """Yields the reference point's changes that exceed their limits."""
     if drift is None:
         return
     change = abs(drift.time_ratio - 1)
@@ -333,7 +345,7 @@ def _drift(drift: Drift | None) -> _Reasons:
 
 
 def _surroundings(m: Measurement, options: TimingOptions) -> _Reasons:
-    """Yields what else was wrong with the cache and the device."""
+    """Yields the problems with the cache, with other processes and with throttling at the end."""
     if m.cache != options.cache:
         yield _BAD, f"measured with a {m.cache} cache, {options.cache} was asked for"
     others = max(m.state_before.other_processes or 0, m.state_after.other_processes or 0)

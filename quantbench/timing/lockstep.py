@@ -1,8 +1,8 @@
 """Times a collective on all ranks at once, under the control of rank 0.
 
-Only rank 0 decides when to warm up, to stop and to discard; it broadcasts each command and gathers
-the results of all ranks. The time of a sample is that of the slowest rank, and its SM clock is the
-lowest SM clock of any rank.
+Rank 0 uses `Leader`, and the other ranks run `follow`. Rank 0 alone decides when to warm up, to
+stop and to discard. It broadcasts each command, and gathers the results of all ranks. A sample has
+the time of the slowest rank, and the lowest SM clock of all ranks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from quantbench.errors import MeasurementError
 from quantbench.timing.session import Batch
 from quantbench.workload import Collective
 
-#: name of a method of `Work`, and its arguments
+#: Name of a method of `Work`, and the method's arguments.
 Command = tuple[str, tuple[Collective | int, ...]]
 
 
@@ -29,23 +29,23 @@ class Ranks(Protocol):
     world_size: int
 
     def broadcast(self, command: Command | None) -> Command | None:
-        """Returns the command of rank 0 on every rank; None means stop. Other ranks pass None."""
+        """Returns rank 0's command on every rank; the command None means stop.
+
+        command: command on rank 0; None on the other ranks.
+        """
 
     def gather(self, value: object) -> list[object] | None:
-        """Returns the values of all ranks, in the order of the ranks, on rank 0.
-
-        Returns None on the other ranks.
-        """
+        """Returns on rank 0 the values of all ranks in rank order, and None on the other ranks."""
 
 
 class Work(Protocol):
-    """One rank's part of a collective; implemented by `providers.collectives.TorchWork`."""
+    """A collective as one rank runs it; implemented by `providers.collectives.TorchWork`."""
 
     def allocate(self, collective: Collective) -> str:
-        """Allocates the buffers. Returns "" or the reason why this failed."""
+        """Allocates the buffers. Returns "", or the reason for a failure."""
 
     def check(self) -> str:
-        """Runs the collective once and checks its result. Returns "" or what is wrong."""
+        """Runs the collective once and checks its result. Returns "", or the error found."""
 
     def sample(self, count: int, runs: int) -> RankBatch:
         """Takes `count` samples of `runs` runs each."""
@@ -55,10 +55,10 @@ class Work(Protocol):
 class RankBatch:
     """Samples of one rank.
 
-    samples_us: times of one run, in µs.
-    launch_us: minimum time in which the host launched one run, in µs; 0 if the host does the work
+    samples_us: time per run of each sample, in µs.
+    launch_us: minimum time that the host took to launch one run, in µs; 0 if the host does the work
         itself.
-    state: state of the rank's GPU while it worked.
+    state: state of the rank's GPU during the samples.
     """
 
     samples_us: tuple[float, ...]
@@ -71,12 +71,14 @@ class Refused:
     """Reason why a point is not measured.
 
     kind: unsupported, out_of_memory or wrong_result.
+    message: text of the reason.
     """
 
     kind: str
     message: str
 
 
+#: Beginning of the reason that `Work.allocate` returns if the memory does not suffice.
 OUT_OF_MEMORY = "out of memory: "
 
 
@@ -103,11 +105,13 @@ class Leader:
         return Refused(kind, trouble) if trouble else None
 
     def sample(self, count: int, runs: int) -> RankBatch:
-        """Returns `count` samples of the current point, each the time of the slowest rank.
+        """Takes samples of the point that was begun last; each is the time of the slowest rank.
 
-        The current point is the one that was begun last. `launch_us` of the result is the longest
-        of all ranks. `state` is the state of rank 0, with the lowest clock and the throttle reasons
-        of all ranks.
+        The result's `launch_us` is the longest of all ranks. Its `state` is that of rank 0, but
+        with the lowest SM clock and the throttle reasons of all ranks.
+
+        count: number of samples.
+        runs: number of runs per sample.
 
         Raises MeasurementError if a rank did not take all samples.
         """
@@ -127,10 +131,7 @@ class Leader:
         self._ranks.broadcast(None)
 
     def _do(self, method: str, *arguments: Collective | int) -> list[object]:
-        """Calls a method of `Work` on all ranks.
-
-        Returns the results in the order of the ranks.
-        """
+        """Calls a method of `Work` on all ranks, and returns the results in rank order."""
         self._ranks.broadcast((method, arguments))
         gathered = self._ranks.gather(getattr(self._work, method)(*arguments))
         assert gathered is not None
@@ -138,14 +139,17 @@ class Leader:
 
 
 def follow(ranks: Ranks, work: Work) -> None:
-    """Performs the commands of rank 0 until it stops."""
+    """Executes rank 0's commands on this rank until rank 0 stops."""
     while (command := ranks.broadcast(None)) is not None:
         method, arguments = command
         ranks.gather(getattr(work, method)(*arguments))
 
 
 def _first(troubles: Sequence[object]) -> str:
-    """Returns the error of the lowest rank that has one, or ""."""
+    """Returns the error of the lowest rank with an error, or "".
+
+    troubles: each rank's error, or "".
+    """
     for rank, text in enumerate(troubles):
         if text and rank:
             return f"{text} (rank {rank})"
@@ -155,9 +159,9 @@ def _first(troubles: Sequence[object]) -> str:
 
 
 def _worst(states: Sequence[DeviceState]) -> DeviceState:
-    """Returns the first state, with the lowest SM clock and the throttle reasons of all states.
+    """Returns the first state, but with the lowest SM clock and the throttle reasons of all states.
 
-    The clock of the result is None if the clock of any state is unknown.
+    The clock is None if any state has no known clock.
     """
     clocks = [state.sm_clock_mhz for state in states if state.sm_clock_mhz is not None]
     reasons = set().union(*(state.throttle_reasons for state in states))
@@ -170,10 +174,10 @@ def _worst(states: Sequence[DeviceState]) -> DeviceState:
 
 @dataclass
 class LeaderSampler:
-    """Sampler of the current point of a leader, which samples on all ranks.
+    """Sampler (see `session.Sampler`) that samples a leader's current point on all ranks.
 
     runs: number of runs per sample.
-    launch_us: minimum time in which the hosts launched one run of the last batch, in µs.
+    launch_us: launch time of one run on the slowest host in the last batch, in µs.
     """
 
     leader: Leader

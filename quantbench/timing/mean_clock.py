@@ -1,8 +1,9 @@
-"""Estimates the mean SM clock of the last seconds, to which times are corrected.
+"""Estimates the mean SM clock around a point; times are corrected to this clock.
 
-An SM clock wanders by a percent within tens of milliseconds, so the short time of one point does
-not show its mean. Work below the power limit shares one mean clock, which is pooled over recent
-points and extrapolated along its trend. A point at the power limit gets the mean of its own clocks.
+An SM clock wanders by a percent within tens of milliseconds, so the samples of one short point do
+not show its mean. `MeanClocks` pools the clocks of recent points below the power limit, which share
+one mean clock, and extrapolates them along their trend. A point at the power limit gets the mean of
+its own clocks.
 """
 
 from __future__ import annotations
@@ -17,28 +18,31 @@ import numpy as np
 from quantbench.measurement import MeanClock
 from quantbench.stats import CONFIDENCE, normal_quantile
 
-# Duration of a block. An SM clock wanders within tens of milliseconds, so the means of much longer
-# blocks are independent.
+# Duration of a block of clocks, in s. An SM clock wanders within tens of milliseconds, so the means
+# of such longer blocks are independent.
 _BLOCK_S = 0.25
-# Maximum number of blocks that are kept. 24 blocks determine the mean of a clock that wanders by
-# 1 % to within 0.4 %, even if it is extrapolated along its trend while the card gets hot. With
-# fewer than _FEWEST_BLOCKS, the mean clock of a point is computed from its own clocks.
+# Maximum number of blocks that are kept. If a clock wanders by 1 %, 24 blocks give its mean to
+# within 0.4 %, even with extrapolation while the card heats up. With fewer than _FEWEST_BLOCKS
+# blocks, a point's mean clock comes from its own clocks.
 _MOST_BLOCKS = 24
 _FEWEST_BLOCKS = 4
-# A point runs at another clock if its mean differs from the mean of the blocks by more than
-# _FAR_SHARE and by more than _FAR standard deviations of single clocks.
+# A point runs at another clock than the blocks if their means differ by more than _FAR standard
+# deviations of single clocks, and by more than the fraction _FAR_SHARE.
 _FAR = 3.0
 _FAR_SHARE = 0.01
-# Number of parts of a point. The scatter of their means gives the error of the point's mean.
+# Number of sections into which a point's clocks are divided. The scatter between the sections'
+# means gives the error of the point's mean.
 _PARTS = 3
 
 
 @dataclass
 class _Block:
-    """Clocks of a quarter of a second.
+    """SM clocks of a quarter of a second.
 
-    begun_s: time of the first batch of the block.
-    count, total_mhz, total_mhz2: number of the clocks, their sum and the sum of their squares.
+    begun_s: time when the first batch ended, in s.
+    count: number of clocks.
+    total_mhz: sum of the clocks.
+    total_mhz2: sum of the squared clocks, in MHz².
     """
 
     begun_s: float
@@ -57,15 +61,15 @@ class _Block:
 
 
 class MeanClocks:
-    """Mean SM clock of the last seconds of work that no limit slowed.
+    """SM clocks of the last seconds, from work that the power limit did not slow.
 
-    Also gives the scatter of single clocks around the mean.
+    `of` returns the mean clock of a point, and `scatter` the scatter of single clocks.
     """
 
     def __init__(self) -> None:
         self._blocks: deque[_Block] = deque(maxlen=_MOST_BLOCKS)
-        self._scatter = 0.0  # scatter of the clocks before the blocks
-        self._strangers = 0  # number of points in a row that ran at another clock
+        self._scatter = 0.0  # last known scatter, used until there are enough blocks
+        self._strangers = 0  # number of successive points that ran at another clock
 
     def add(self, at_s: float, clocks_mhz: Sequence[float]) -> None:
         """Adds the clocks of one batch of steady work.
@@ -79,13 +83,13 @@ class MeanClocks:
     def learn(
         self, own_mhz: Sequence[float], batches: Sequence[tuple[float, Sequence[float]]]
     ) -> None:
-        """Adds a point that no limit slowed.
+        """Adds a point that the power limit did not slow.
 
-        A first point at another clock is ignored. After two points in a row at another clock, the
-        device is taken to run at that clock.
+        A single point at another clock is ignored. After two such points in a row, the old blocks
+        are dropped, because the device has changed its clock.
 
         own_mhz: clocks of the point's samples.
-        batches: clocks of its batches, each with the time when the batch ended.
+        batches: time when each batch of the point ended, in s, and the batch's clocks.
         """
         self._strangers = 0 if self._near(own_mhz) else self._strangers + 1
         if self._strangers == 1:
@@ -99,7 +103,7 @@ class MeanClocks:
 
     @property
     def scatter(self) -> float:
-        """Relative standard deviation of single clocks."""
+        """Standard deviation of single clocks, relative to their mean."""
         if len(self._blocks) < _FEWEST_BLOCKS:
             return self._scatter
         count = sum(block.count for block in self._blocks)
@@ -111,18 +115,17 @@ class MeanClocks:
         """Returns the mean clock of a point.
 
         at_s: time of the point, in s.
-        own_mhz: clocks of its samples, in the order of time.
-        limited: whether the power limit held its clock down.
+        own_mhz: clocks of the point's samples, in time order.
+        limited: whether the power limit lowered the point's clock.
         """
         if limited or len(self._blocks) < _FEWEST_BLOCKS or not self._near(own_mhz):
             return self._of_point(own_mhz)
         return self._of_device(at_s)
 
     def _near(self, own_mhz: Sequence[float]) -> bool:
-        """Returns whether a point's mean clock agrees with the mean of the blocks.
+        """Returns whether a point's mean clock agrees with the blocks' mean (see _FAR).
 
-        The two means agree if they differ by no more than SM clocks wander. Returns True while
-        there are too few blocks for a mean.
+        The result is True while there are too few blocks.
         """
         if len(self._blocks) < _FEWEST_BLOCKS:
             return True
@@ -130,10 +133,10 @@ class MeanClocks:
         return abs(float(np.mean(own_mhz)) / mean_mhz - 1) <= max(_FAR * self.scatter, _FAR_SHARE)
 
     def _of_point(self, own_mhz: Sequence[float]) -> MeanClock:
-        """Returns the mean of the clocks of one point.
+        """Returns the mean of one point's own clocks.
 
-        The error is at least the scatter of single clocks, because a point may be so short that its
-        clocks all wander together.
+        The half-width covers at least the scatter of single clocks. During a short point, all
+        clocks may wander together, so their own scatter would be too small.
         """
         parts = np.array_split(np.asarray(own_mhz), min(_PARTS, len(own_mhz)))
         means_mhz = np.array([part.mean() for part in parts])
@@ -145,9 +148,10 @@ class MeanClocks:
         return MeanClock(mean_mhz, half_mhz)
 
     def _of_device(self, at_s: float) -> MeanClock:
-        """Returns the mean clock of the blocks, extrapolated along their trend to a time.
+        """Returns the blocks' mean clock, extrapolated to a time along a straight line.
 
-        The change along the trend is multiplied by the fraction of it that is not noise.
+        The extrapolated change is multiplied by change² / (change² + its variance). A change that
+        is mostly noise is thus mostly ignored.
         """
         means_mhz = np.array([block.mean_mhz for block in self._blocks])
         times_s = np.array([block.begun_s for block in self._blocks])
@@ -167,7 +171,10 @@ class MeanClocks:
 
 
 def _student_quantile(freedom: int) -> float:
-    """Returns the two-sided quantile of Student's distribution at the usual confidence."""
+    """Returns the two-sided quantile of Student's t distribution at the confidence CONFIDENCE.
+
+    freedom: degrees of freedom.
+    """
     from scipy import special
 
     return float(special.stdtrit(freedom, (1 + CONFIDENCE) / 2))

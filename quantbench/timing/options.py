@@ -1,4 +1,4 @@
-"""Defines the options of timing, which are part of the key of each record, and their limits."""
+"""Defines and checks the timing options, which are part of every record's key."""
 
 from dataclasses import dataclass
 
@@ -13,16 +13,17 @@ _DISTRIBUTIONS = ("normal", "uniform", "zeros", "integers")
 class TimingOptions:
     """Options that determine how each point is timed.
 
-    cache: `cold` flushes the last-level cache before every sample; `hot` does not.
-    mode: `events` times single runs between events, and `graph` replays graphs. `auto` means
-        `events` on a GPU, so that the times of all points can be compared.
+    cache: `cold` if the last-level cache must not contain a run's data when the run starts; `hot`
+        to leave the cache as it is.
+    mode: `events` times single runs between CUDA events, and `graph` replays CUDA graphs. `auto`
+        means `events` on a GPU, for all points, so that their times can be compared.
     half_width: target for the relative half-width of the median's 95 % confidence interval.
     min_samples, max_samples: bounds on the number of accepted samples.
-    max_time_s: wall time after which the sampling of a point stops even if the target is not
-        reached, in s.
-    distribution: distribution of the inputs.
-    seed: seed of the inputs that providers prepare. `quantbench.providers.audit` replaces their
-        values before they are timed.
+    max_time_s: time limit for sampling a point, in s. Sampling then stops even if the target is not
+        reached.
+    distribution: distribution of the inputs' values.
+    seed: random seed of the inputs that providers prepare. `quantbench.providers.audit` replaces
+        the inputs' values before they are timed.
     """
 
     cache: str = "cold"
@@ -52,7 +53,7 @@ class TimingOptions:
             )
 
     def require_device(self, kind: str) -> None:
-        """Raises UnsupportedError if a device of this kind cannot use these options."""
+        """Raises UnsupportedError if a device of this kind (cuda, cpu) cannot use these options."""
         if kind == "cpu" and self.mode == "graph":
             raise UnsupportedError(
                 "timing", "mode = 'graph' on a processor", "a CUDA device, or mode = 'auto'"

@@ -1,8 +1,9 @@
-"""Computes how many copies of the same work must run in turn to find their inputs not cached.
+"""Computes how many copies of a run must rotate in a CUDA graph to keep the cache cold.
 
-A flush within a graph would be timed too, and replays of a single run are warm from the second one
-on (flashinfer issue 4468 is a "cold" graph that was warm). Copies with inputs and outputs of their
-own stay cold if together they are several times as large as the cache.
+A flush within a graph would be timed too. Without a flush, a repeated run finds its data cached
+from its second execution on (in flashinfer issue 4468, a "cold" graph was warm). Copies of the run
+with separate inputs and outputs evict each other's data if together they are several times as large
+as the cache.
 """
 
 from collections.abc import Callable
@@ -10,24 +11,24 @@ from math import ceil
 
 from quantbench.errors import require_int
 
+#: Function that does the work once, or queues it on the current CUDA stream.
 Run = Callable[[], None]
 
-#: A cache line counts as evicted if this many times the size of the cache has been read between two
-#: uses of the line. With least-recently-used replacement, once is enough. With random replacement,
-#: the worst of the common policies, a line survives misses of f times the size of the cache with
-#: probability exp(-f), which is 37 % for f = 1 and 2 % for f = 4. NVIDIA does not publish its
-#: policy. The value 4 also covers a cache of two halves that may each hold a copy of a line (A100,
-#: H100).
+#: Number of cache sizes to read between two uses of a cache line, so that the line is evicted. With
+#: least-recently-used replacement, 1 is enough. With random replacement, the worst common policy, a
+#: line survives reads of f cache sizes with probability exp(-f): 37 % for f = 1, and 2 % for f = 4.
+#: NVIDIA does not publish its policy. The value 4 also suffices for a cache of two halves that may
+#: each contain a copy of the line (A100, H100).
 COLD_L2_MULTIPLE = 4
 
 
 def cold_copies(l2_bytes: int, min_bytes: int) -> int:
-    """Returns how many copies of a run stay cold when they run in turn.
+    """Returns the number of copies of a run that must run in turn to stay cold.
 
-    Between two uses of one copy, the other copies read COLD_L2_MULTIPLE times l2_bytes.
+    Between two runs of one copy, the other copies touch COLD_L2_MULTIPLE · l2_bytes or more.
 
     l2_bytes: size of the last-level cache, in bytes.
-    min_bytes: least number of bytes that one run touches.
+    min_bytes: minimum number of bytes that one run touches.
 
     >>> cold_copies(l2_bytes=50 * 2**20, min_bytes=10 * 2**20)
     21

@@ -1,7 +1,8 @@
-"""Samples a point: warms up, then takes batches until the stopping rule is satisfied.
+"""Samples a point (one workload of a sweep): warms up, then takes batches of samples.
 
-The warm-up lasts until the times are steady. The device, the timer and the sleep are injected, so
-that tests can simulate them.
+The warm-up ends when the times are steady, and the sampling when a stopping rule is satisfied.
+`Timer` is the base class of `CudaTimer` and `CpuTimer`. The device, the clock and the sleep are
+injected, so that tests can simulate them.
 """
 
 import gc
@@ -23,57 +24,58 @@ from quantbench.timing.rotation import Run
 from quantbench.timing.stopping import Steadiness, StoppingRule, same_clock
 from quantbench.units import percent
 
-# Device time of a batch. It is long compared with one synchronisation and one reading of the device
-# state, which take a millisecond or two. It is short enough that a throttled stretch costs few
-# samples.
+# Device time of a batch. A batch ends with one synchronisation and one reading of the device state,
+# which take one or two milliseconds and should cost little in comparison. A shorter batch loses
+# fewer samples if the card throttles.
 _BATCH_US = 10_000.0
 
-# A sample is throttled if its SM clock is below this fraction of the steady clock of the same work
-# (NVBench uses the same fraction). The clock of the data sheet cannot be used: a large GEMM under
-# the power limit stays below 75 % of the boost clock, so every sample would be discarded (NVBench
+# A sample is throttled if its SM clock is below this fraction of the same work's steady clock
+# (NVBench uses the same fraction). The data sheet's boost clock cannot be the reference: a large
+# GEMM under the power limit stays below 75 % of it, so every sample would be discarded (NVBench
 # issue 231).
 _THROTTLE_SHARE = 0.75
 
-#: Throttle reasons of NVML that mean that the card protects itself. The power limit is not one of
-#: them, because large GEMMs always run at it, and the clock that is recorded with each sample shows
-#: it.
+#: NVML's throttle reasons for which samples are discarded, because the card protects itself. The
+#: power limit is not included: large GEMMs always run at this limit, and each sample's recorded
+#: clock shows its effect.
 HARD_THROTTLES = HARMFUL_REASONS - {"sw_power_cap"}
 
-# Pause after a batch with throttled samples. It is doubled after each further such batch. NVBench
-# sleeps for 0.05 s.
+# Pause after a batch with throttled samples, in s. It is doubled after each further such batch.
+# NVBench sleeps for 0.05 s.
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 0.8
 
-# Sampling is given up after this many batches in a row without a good sample. If all of them were
-# throttled, the pauses between them add up to 0.75 s. Batches in which the thread was only
-# preempted do not count, because it gets its core back within milliseconds.
+# Sampling is given up after this many successive batches without a good sample. If all were
+# throttled, the pauses between them add up to 0.75 s. Batches whose bad samples were only preempted
+# do not count, because the thread gets its core back within milliseconds.
 _MAX_BAD_BATCHES = 5
 
-# If an SM clock changes by more than this fraction within 50 ms, it has not merely wandered: work
-# has begun, or the power limit acts.
+# Relative change in the SM clock between two batches that counts as a jump. A clock does not wander
+# that far: a jump means that work has begun, or that the power limit acts.
 _JUMP = 0.05
 
-# Approximate maximum number of steady samples of the warm-up that are reused. More would make
-# records large, because a record has two numbers (time and clock) for each sample.
+# Approximate maximum number of the warm-up's steady samples that a measurement reuses. More would
+# make records large, because a record has two numbers (time and clock) for each sample.
 _MOST_REUSED = 64
 
-# Only the clocks of this last part of a point are used for the mean clock, because the clock may
-# still climb a little at its beginning.
+# Time at the end of a point, in s, whose clocks are added to the mean clocks. At the beginning of
+# the point, the clock may still climb a little.
 _SETTLED_S = 0.02
 
-# Maximum number of batches of a warm-up, so that it ends even if the timer of the host stands
-# still.
+# Maximum number of batches in a warm-up, so that it ends even if the host's timer stands still.
 _MAX_WARM_UP_ROUNDS = 2000
 
-#: `Discarded.reason` begins with THROTTLED, LAUNCH_GAP, PREEMPTED, OTHER_THREADS or NOT_A_TIME
+#: `Discarded.reason` begins with THROTTLED, LAUNCH_GAP, PREEMPTED, OTHER_THREADS or NOT_A_TIME.
 THROTTLED = "throttled"
-#: maximum number of samples behind one hold; more would save little of the time of a batch
+#: Maximum number of samples that are queued while the stream is held (see `cuda_samplers`). More
+#: samples per synchronisation would save little time.
 MAX_QUEUED = 16
 LAUNCH_GAP = "launch gap"
 PREEMPTED = "preempted"
 OTHER_THREADS = "other threads"
 NOT_A_TIME = "not a time"
-#: end of the reason of the one discarded sample if every sample was bad and the others were kept
+#: Suffix of a discard reason. If every sample of a point is bad, only one is discarded, and its
+#: reason has this suffix.
 KEPT = "; so were all the others, which are kept"
 
 
@@ -81,11 +83,11 @@ KEPT = "; so were all the others, which are kept"
 class Batch:
     """Samples that were taken with one synchronisation.
 
-    samples_us: device times of single runs, in µs.
+    samples_us: device time per run of each sample, in µs.
     clocks_mhz: SM clock of each sample; empty if unknown.
-    state: state of the device while it worked.
-    invalid: for each sample the reason why it is invalid ("launch gap: …") or ""; empty if all
-        samples are valid.
+    state: state of the device during the batch.
+    invalid: for each sample, the reason why it is invalid ("launch gap: …"), or "" if it is valid;
+        empty if all samples are valid.
     """
 
     samples_us: tuple[float, ...]
@@ -98,7 +100,7 @@ class Sampler(Protocol):
     """Source of the samples of one point."""
 
     def sample(self, count: int) -> Batch:
-        """Takes about `count` samples, at least one."""
+        """Takes up to `count` samples, at least one."""
 
 
 class Audit(Protocol):
@@ -108,15 +110,16 @@ class Audit(Protocol):
     """
 
     def before_sample(self) -> None:
-        """Is called before each sample, on the stream of the run, and is not timed.
+        """Prepares the next sample, such as by changing the inputs.
 
-        The method may queue work but must not wait for the device.
+        The timer calls this method on the run's stream, outside the timed interval. The method may
+        queue work, but must not wait for the device.
         """
 
     def after_sampling(self, sample: Callable[[], object]) -> None:
-        """Is called once after the last sample.
+        """Checks the results, once after the last sample.
 
-        sample: function that takes one more sample in the same way and waits for it.
+        sample: function that takes one more sample in the same way, and waits for it.
         """
 
 
@@ -124,12 +127,12 @@ class Audit(Protocol):
 class WarmUp:
     """Result of a warm-up.
 
-    typical_us: median time of the last samples, in µs.
-    clock_mhz: median SM clock of the last samples; None if unknown.
+    typical_us: median time over the last window, in µs.
+    clock_mhz: median SM clock over the last window; None if unknown.
     steady: whether the times became steady before the time limit.
-    state: device state at the end.
-    light: whether the runs took only a small part of the time (see `Steadiness`).
-    batches: steady batches at the end, each with the time when it ended.
+    state: device state in the last batch.
+    light: whether the work is too light to reach the power limit (see `Steadiness.light`).
+    batches: the steady batches at the end, each with the time when it ended, in s.
     """
 
     typical_us: float
@@ -141,7 +144,7 @@ class WarmUp:
 
 
 def batch_size(typical_us: float, limit: int) -> int:
-    """Returns the number of samples that fill a batch, from 1 to `limit`."""
+    """Returns the number of samples in a batch, from 1 to `limit`, for a time per sample in µs."""
     return max(1, min(limit, int(_BATCH_US / typical_us)))
 
 
@@ -154,17 +157,19 @@ def warm_up(
     now: Callable[[], float],
     known_mhz: float | None = None,
 ) -> WarmUp:
-    """Samples until the times and the clock are steady over two windows, or until a time limit.
+    """Samples until times and clocks agree over two successive windows, or until a time limit.
 
     The samples are taken exactly as in the measurement, including flushes, because other work would
     settle at another clock.
 
+    sampler: source of the samples.
     window_s: length of a window, in s.
     limit_s: time limit, in s.
     batch_limit: maximum number of samples in a batch.
     now: function that reads the time, in s.
-    known_mhz: SM clock at which earlier light work was steady. At this clock, short windows suffice
-        for light work (see `Steadiness`).
+    known_mhz: SM clock at which earlier light work was steady; None if unknown. At this clock,
+        short windows suffice for light work (see `Steadiness`).
+
     Raises MeasurementError if no sample is a finite positive time.
     """
     steadiness = Steadiness(window_s, known_mhz)
@@ -198,10 +203,12 @@ def warm_up(
 
 
 def _last(batches: list[tuple[float, Batch]], seconds: float) -> tuple[tuple[float, Batch], ...]:
-    """Returns the batches of the last seconds, after the last jump of the clock.
+    """Returns the batches of the last `seconds`, but none from before the clock's last jump.
 
-    If these batches have more than _MOST_REUSED samples, only every second, third, … batch is
+    If these batches have more than _MOST_REUSED samples, only every second (third, …) batch is
     returned.
+
+    batches: time when each batch ended, in s, and the batch.
     """
     end_s, end = batches[-1]
     recent = []
@@ -216,7 +223,7 @@ def _last(batches: list[tuple[float, Batch]], seconds: float) -> tuple[tuple[flo
 
 
 def _jumped(before_mhz: Sequence[float], after_mhz: Sequence[float]) -> bool:
-    """Returns whether two SM clocks differ by more than an SM clock wanders."""
+    """Returns whether the median SM clocks of two batches differ by a jump (see _JUMP)."""
     if not before_mhz or not after_mhz:
         return False
     return abs(median(before_mhz) / median(after_mhz) - 1) > _JUMP
@@ -237,19 +244,21 @@ def sample_point(
 ) -> Measurement:
     """Samples a point after its warm-up.
 
-    Sampling ends when the stopping rule is satisfied or sampling is given up. Sampling is given up
-    after too many bad batches (stopped by `discards`). Throttled samples are discarded, and a pause
-    follows them. If every sample was bad, all are kept except the one with the lowest clock, whose
-    reason ends with `KEPT`.
+    Sampling ends when the stopping rule is satisfied, or after too many bad batches (stopped by
+    `discards`). Throttled and invalid samples are bad, and are discarded. A pause follows a batch
+    with throttled samples. If every sample of the point was bad, all are kept except the sample
+    with the lowest clock, whose reason ends with `KEPT`.
 
-    mode, runs_per_sample: stored in the `Measurement`.
+    sampler: source of the samples.
+    warm: result of the point's warm-up.
+    mode, runs_per_sample: values for the fields `mode` and `kernels_per_sample` of the result.
     batch_limit: maximum number of samples in a batch.
     tick_us: resolution of one sample, in µs.
     now: function that reads the time, in s.
     pause: function that sleeps for a number of seconds.
-    clocks: mean SM clocks of the points so far, to which times are corrected; None if SM clocks are
-        not recorded. With them, the steady samples of the warm-up are used too, because they show
-        more of the clock than one batch.
+    clocks: SM clocks of earlier points; None if SM clocks are not recorded. They give the mean
+        clock to which times are corrected. With `clocks`, the warm-up's steady samples are used
+        too, because they cover more of the clock's variation than one batch.
 
     Raises MeasurementError if every sample was bad and fewer than two are finite positive times.
     """
@@ -258,13 +267,13 @@ def sample_point(
     seen: list[tuple[float, Batch]] = []
 
     def mean_clock(own_mhz: Sequence[float]) -> MeanClock | None:
-        """Returns the mean SM clock now; None if the clocks are unknown."""
+        """Returns the mean SM clock at this moment; None if it is unknown."""
         if clocks is None or not own_mhz:
             return None
         return clocks.of(now(), own_mhz, limited=_limited(seen))
 
     def widths(samples_us: Sequence[float]) -> tuple[float, float]:
-        """Returns the relative half-width of the time, and the part that more samples narrow."""
+        """Returns the time's relative half-width, and its portion that more samples narrow."""
         own_mhz = _clocks_mhz(good)
         found = stated(samples_us, own_mhz, mean_clock(own_mhz), tick_us)
         return found.relative_half_width, found.sampling
@@ -342,7 +351,7 @@ def _clocks_mhz(samples: Sequence[Discarded]) -> tuple[float, ...]:
 
 
 def _limited(batches: Sequence[tuple[float, Batch]]) -> bool:
-    """Returns whether the power limit held the clock down in one of the batches."""
+    """Returns whether the power limit lowered the clock in one of the batches."""
     return any("sw_power_cap" in batch.state.throttle_reasons for _, batch in batches)
 
 
@@ -362,12 +371,14 @@ def _no_garbage_collection() -> Iterator[None]:
 
 
 class Timer:
-    """Base class of the timers, which time runs on one device.
+    """Base class of the timers, each of which times work on one device.
 
-    A process should create one timer with `make_timer`, because its creation allocates and
-    compiles. Subclasses for GPUs set _floor_us, the time of an empty kernel, and _mean_clocks.
+    A process should create only one timer, with `make_timer`, because a new timer allocates memory
+    and compiles kernels. On GPUs, subclasses set _floor_us, the time of an empty kernel, and
+    _mean_clocks.
 
-    warmup_s, measuring_s: wall time spent so far on warm-ups and on sampling, in s.
+    warmup_s: wall time spent on warm-ups so far, in s.
+    measuring_s: wall time spent on sampling so far, in s.
     """
 
     _batch_limit: int
@@ -397,21 +408,20 @@ class Timer:
     ) -> Measurement:
         """Times `run`.
 
-        run: function that does the work once. On CUDA it queues the work on the current stream.
-        copy: function that makes a run of the same work on another copy of its data. Its argument
+        run: function that does the work once. On CUDA, it queues the work on the current stream.
+        copy: function that returns a run of the same work on another copy of the data. Its argument
             is the number of the copy, from 0.
-        min_bytes: minimum number of bytes that one run touches. `min_bytes` and `copy` allow cold
-            times of short kernels on CUDA (see `quantbench.timing.rotation`); both are ignored on a
-            CPU.
-        audit: object that checks the results.
+        min_bytes: minimum number of bytes that one run touches. The mode `graph` needs `copy` and
+            `min_bytes` for a cold cache (see `quantbench.timing.rotation`). A CPU ignores them.
+        audit: check of the results; None for no check.
 
-        Raises MeasurementError if no sample is a finite positive time, and whatever `run` and
-        `audit` raise.
+        Raises MeasurementError if no sample is a finite positive time. Exceptions of `run` and
+        `audit` pass through.
         """
         raise NotImplementedError
 
     def _warm_up(self, sampler: Sampler) -> WarmUp:
-        """Warms up, and updates the known clock of light work."""
+        """Warms up, and updates the clock at which light work is known to be steady."""
         warm = warm_up(
             sampler,
             window_s=self._warm_up_window_s,
@@ -439,8 +449,9 @@ class Timer:
     ) -> Measurement:
         """Samples a point after its warm-up and audits it.
 
-        start_s: time when the warm-up began, in s.
+        start_s: time when `measure` began, in s.
         runs: number of runs per sample.
+        tick_us: resolution of one sample, in µs.
         """
         warm_s = self._now()
         self.warmup_s += warm_s - start_s
@@ -477,11 +488,11 @@ def before_sample(audit: Audit | None) -> Run:
 
 
 def _judge(batch: Batch, steady_mhz: float | None) -> tuple[list[Discarded], list[Discarded]]:
-    """Splits the samples of a batch into good and bad ones.
+    """Splits a batch into good and bad samples.
 
-    Good samples have an empty reason, bad samples the reason why they are discarded.
+    A good sample has an empty reason. A bad sample has the reason why it is discarded.
 
-    steady_mhz: steady clock of the same work; None if unknown.
+    steady_mhz: SM clock at which the same work was steady; None if unknown.
     """
     clocks: Sequence[float | None] = batch.clocks_mhz or [None] * len(batch.samples_us)
     hard = ", ".join(r for r in batch.state.throttle_reasons if r in HARD_THROTTLES)
@@ -506,10 +517,11 @@ def _judge(batch: Batch, steady_mhz: float | None) -> tuple[list[Discarded], lis
 
 
 def _keep(bad: list[Discarded]) -> tuple[list[Discarded], list[Discarded]]:
-    """Splits samples that were all bad into kept and discarded samples.
+    """Splits a point's samples, all of which are bad, into kept and discarded samples.
 
-    All finite positive times are kept except the one with the lowest clock, whose reason ends with
-    KEPT.
+    All finite positive times are kept, except the sample with the lowest clock. Its reason ends
+    with KEPT.
+
     Raises MeasurementError if fewer than two samples are finite positive times.
     """
     times = [s for s in bad if _is_time(s.sample_us)]

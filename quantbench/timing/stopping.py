@@ -1,4 +1,7 @@
-"""Decides when the warm-up and the sampling of a point end, from samples and a timer alone."""
+"""Decides when a point's warm-up ends (`Steadiness`) and when its sampling ends (`StoppingRule`).
+
+Both decisions use only the samples, their SM clocks and the elapsed time.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -7,36 +10,38 @@ from math import ceil, sqrt
 from quantbench.errors import InputError
 from quantbench.stats import median, noise, relative_half_width, typical_us
 
-# Largest relative difference between two neighbouring windows that count as equal. SM clocks move
-# in steps of 15 MHz, which is under 1 % of the working clock of any GPU.
+# Maximum relative difference between two successive windows that agree. SM clocks move in steps of
+# 15 MHz, which is under 1 % of any GPU's working clock.
 _STEADY_SHARE = 0.01
 
-# Minimum number of samples in a window. Slow work makes the window longer.
+# Minimum number of samples in a window. For slow work, the window is therefore longer.
 _MIN_WINDOW_SAMPLES = 3
 
-# Length of a window if the SM clock is known. It holds 20 to 30 cold samples of a few microseconds.
+# Length of a short window (see `Steadiness`). It contains 20 to 30 cold samples of a few
+# microseconds.
 _SHORT_WINDOW_S = 0.005
 
-# Runs that take at most this fraction of the time cannot bring the card to its power limit. If the
-# runs draw 180 % of the limit for a third of the time, and the flushes between them draw 60 % for
-# the rest, the mean power equals the limit. The real mean is lower, because the card is idle for
-# part of the rest.
+# Work is light if its runs take at most this fraction of the time. Light work cannot bring the card
+# to its power limit: if the runs draw 180 % of the limit for a third of the time, and the flushes
+# draw 60 % for two thirds, the mean power equals the limit. The real mean is lower, because the
+# card is also idle between flushes.
 _LIGHT_SHARE = 1 / 3
 
-# Statistics are computed each time the number of samples has grown by this factor. The total cost
-# is then n log n, and a point takes at most a quarter more samples than it needs.
+# Statistics are computed each time the number of samples has grown by this factor. Their total cost
+# for n samples is then n log n, and a point takes at most a quarter more samples than it needs.
 _CHECK_GROWTH = 1.25
 
-# Sampling stops if the part of the half-width that more samples narrow is at most this fraction of
-# the target. The mean clock then causes most of the width.
+# The half-width has two causes: the samples' scatter, which more samples narrow, and the mean
+# clock's uncertainty. Sampling stops if the scatter's portion is at most this fraction of the
+# target.
 _SMALL_PART = 0.5
 
-# For independent samples, the interval of 4n samples is half as wide as that of n samples. If the
-# interval keeps more than 80 % of the width that it had at a quarter of the samples, in three
-# checks in a row, the cause is not noise that averages out, but two modes or a drift. In simulation
-# (log-normal 5 % and exponential 30 % noise, 2000 samples) this rule stopped 0 of 150 points too
-# early, and recognised two modes 40 % apart after 215 samples. NVBench's stdrel criterion has the
-# same idea: it looks for a flat standard deviation and needs more than 64 values.
+# Rule for the noise floor. With independent samples, the interval of 4n samples is half as wide as
+# that of n samples. If an interval still has more than 80 % of its width at a quarter of the
+# samples, in three successive checks, the noise does not average out: the samples have two modes or
+# drift. In simulation (log-normal 5 % and exponential 30 % noise, 2000 samples), this rule stopped
+# 0 of 150 points too early, and recognised two modes 40 % apart after 215 samples. NVBench's stdrel
+# criterion is similar: it looks for a flat standard deviation over more than 64 values.
 _FLOOR_MIN_SAMPLES = 128
 _FLOOR_SPAN = 4
 _FLOOR_SHARE = 0.8
@@ -45,13 +50,14 @@ _FLOOR_CHECKS = 3
 
 @dataclass
 class _Window:
-    """Times and SM clocks of the samples of one batch or of several successive batches."""
+    """Times and SM clocks of one batch, or of several successive batches."""
 
     times_us: list[float] = field(default_factory=list)
     clocks_mhz: list[float] = field(default_factory=list)
 
     @property
     def full(self) -> bool:
+        """Whether the window has enough samples to be compared."""
         return len(self.times_us) >= _MIN_WINDOW_SAMPLES
 
 
@@ -61,15 +67,16 @@ def same_clock(one_mhz: float | None, other_mhz: float | None) -> bool:
 
 
 class Steadiness:
-    """Compares the times and clocks of the last two windows of a warm-up.
+    """Compares the times and clocks of a warm-up's last two windows.
 
     A window is window_s seconds long, or 3 samples if that is longer. The work is steady if the
-    median times of the two windows agree within 1 % plus noise, and the median clocks, if known,
-    agree within 1 %.
+    windows' median times agree within 1 % plus noise, and their median clocks, if known, agree
+    within 1 %.
 
-    known_mhz: clock at which earlier light work was steady. Light work needs only windows of 5 ms
-        that end at this clock, because a clock that climbs from idle reaches it only at the end,
-        and work at the power limit settles at another clock.
+    window_s: length of a window, in s.
+    known_mhz: SM clock at which earlier light work was steady; None if unknown. If light work runs
+        at this clock, short windows of 5 ms suffice: a clock that climbs from idle reaches
+        known_mhz only at the end of its climb. Work at the power limit settles at another clock.
 
     >>> steadiness = Steadiness(window_s=0.1)
     >>> for at_s in (0.05, 0.10, 0.15, 0.20):
@@ -91,8 +98,8 @@ class Steadiness:
         at_s: time when the batch ended, in seconds since the beginning of the warm-up.
         """
         self._batches.append((at_s, _Window(list(samples_us), list(clocks_mhz))))
-        # Batches older than both windows are dropped. As many as fill the two windows with batches
-        # of one sample are always kept.
+        # Batches older than both windows are dropped, but the last six always stay. They fill two
+        # windows even if each batch has a single sample.
         recent = len(self._batches) - 2 * _MIN_WINDOW_SAMPLES
         while recent > 0 and at_s - self._batches[0][0] >= 2 * self._window_s:
             del self._batches[0]
@@ -112,20 +119,17 @@ class Steadiness:
 
     @property
     def light(self) -> bool:
-        """Whether the runs take too little of the time to reach the power limit.
-
-        The power limit then cannot lower the clock.
-        """
+        """Whether the runs take so little of the time that the power limit cannot be reached."""
         return self._sampled_us * 1e-6 <= _LIGHT_SHARE * self._batches[-1][0]
 
     @property
     def counted_s(self) -> float:
-        """Length of the window that decides, in s."""
+        """Length of the windows on which `steady` is based, in s."""
         return _SHORT_WINDOW_S if self._settled else self._window_s
 
     @property
     def steady(self) -> bool:
-        """Whether the last two windows agree; False while they are not full."""
+        """Whether the last two windows are full and agree."""
         return self._agree(self._window_s) or self._settled
 
     @property
@@ -137,21 +141,18 @@ class Steadiness:
 
     @property
     def _last(self) -> _Window:
-        """The last window that decides, which is a short window if a short window suffices."""
+        """The last of the windows on which `steady` is based."""
         return self._windows(self.counted_s)[1]
 
     def _agree(self, window_s: float) -> bool:
-        """Returns whether the last two windows of this length agree.
-
-        Returns False while they are not full.
-        """
+        """Returns whether the last two windows of this length are full and agree."""
         if not self._batches or self._batches[-1][0] < 2 * window_s:
             return False
         old, new = self._windows(window_s)
         if not (old.full and new.full):
             return False
-        # A median of n samples scatters by about 1.25 σ/√n, and the difference of two medians by √2
-        # times as much. A difference of up to twice that scatter is noise.
+        # The median of n samples scatters by about 1.25 σ/√n, and the difference of two medians by
+        # √2 times as much. A difference of up to twice the latter counts as noise.
         fewest = min(len(old.times_us), len(new.times_us))
         scatter = 2 * sqrt(2) * 1.25 * max(noise(old.times_us), noise(new.times_us)) / sqrt(fewest)
         if abs(typical_us(new.times_us) / typical_us(old.times_us) - 1) > _STEADY_SHARE + scatter:
@@ -181,7 +182,10 @@ def _clock_mhz(window: _Window) -> float | None:
 
 
 def _median_widths(samples_us: Sequence[float]) -> tuple[float, float]:
-    """Returns the relative half-width of the median's interval, twice (see `StoppingRule`)."""
+    """Returns the relative half-width of the median's interval, twice.
+
+    This is the default `widths` of `StoppingRule`: more samples narrow the whole half-width.
+    """
     width = relative_half_width(samples_us)
     return width, width
 
@@ -190,21 +194,23 @@ class StoppingRule:
     """Decides from the samples when to stop sampling.
 
     The reasons to stop are checked in this order:
-    - `precision`: the relative half-width of the median's 95 % confidence interval is at or below
-      the target. With a timer of coarse ticks, this interval narrows with the samples too
+    - `precision`: the relative half-width of the time's 95 % interval is at or below the target.
+      Even with coarse timer ticks, this interval narrows with more samples
       (`stats.typical_interval`).
-    - `clock`: the part of the half-width that more samples narrow is at most half of the target.
+    - `clock`: the portion of the half-width that more samples narrow is at most half of the target.
       The rest is the uncertainty of the mean SM clock, which only other points narrow.
     - `noise_floor`: more samples no longer narrow the interval, so the target cannot be reached.
-    - `max_samples` and `max_time`: the bounds are reached.
+    - `max_samples` and `max_time`: a bound is reached.
 
-    half_width: target for the relative half-width of the median's 95 % interval.
+    half_width: target for the relative half-width.
     min_samples: number of samples at which statistics are first computed.
-    max_time_s: time limit, in seconds by `now` since the rule was created. It may end a point with
-        fewer than min_samples, but not without any sample.
-    widths: function that returns, from the samples, the relative half-width of the time's interval
-        and the part of it that more samples narrow. By default, both are the half-width of the
-        median's interval.
+    max_samples: maximum number of samples.
+    max_time_s: time limit, in s since the rule was created. It may end a point with fewer than
+        min_samples, but not without any sample.
+    now: function that reads the time, in s.
+    widths: function of the samples that returns two numbers: the relative half-width of the time's
+        interval, and its portion that more samples narrow. By default, both are the half-width of
+        the median's interval.
 
     >>> rule = StoppingRule(
     ...     half_width=0.005, min_samples=10, max_samples=100, max_time_s=1.0, now=lambda: 0.0
@@ -234,7 +240,9 @@ class StoppingRule:
         self._elapsed_s = 0.0
         self._samples_us: list[float] = []
         self._next_check = min_samples
-        self._widths: list[tuple[int, float]] = []  # (samples, relative half width) at each check
+        # Number of samples at each check, and the portion of the half-width that more samples would
+        # narrow.
+        self._widths: list[tuple[int, float]] = []
         self._flat_checks = 0
 
     @property
@@ -243,15 +251,12 @@ class StoppingRule:
 
     @property
     def missing(self) -> int:
-        """Number of samples until the next check, at least 1.
-
-        The next batch has at most this many samples.
-        """
+        """Number of samples until the next check or the maximum, at least 1."""
         return max(1, min(self._next_check, self.max_samples) - self.count)
 
     @property
     def out_of_time(self) -> bool:
-        """Whether max_time_s is over. A step back of the timer counts as 0 s."""
+        """Whether the time limit is reached. If the timer steps back, the step counts as 0 s."""
         now_s = self._now()
         self._elapsed_s += max(0.0, now_s - self._last_s)
         self._last_s = now_s
@@ -266,7 +271,7 @@ class StoppingRule:
         self._samples_us.append(sample_us)
 
     def finished(self) -> str | None:
-        """Returns the reason to stop, or None.
+        """Returns the reason to stop, or None to go on.
 
         Frequent calls are cheap, because statistics are computed only at growing intervals.
         """
@@ -281,7 +286,7 @@ class StoppingRule:
         return reason
 
     def _check(self) -> str | None:
-        """Computes the statistics and returns the reason to stop, or None."""
+        """Computes the statistics, and returns `precision`, `clock`, `noise_floor` or None."""
         width, sampling = self._widths_of(self._samples_us)
         if width <= self._half_width:
             return "precision"
@@ -291,7 +296,7 @@ class StoppingRule:
         return "noise_floor" if self._flat() else None
 
     def _flat(self) -> bool:
-        """Returns whether the interval has hardly narrowed in the last checks."""
+        """Returns whether the interval hardly narrowed in the last checks (see _FLOOR_SHARE)."""
         count, width = self._widths[-1]
         earlier = [w for n, w in self._widths if n * _FLOOR_SPAN <= count]
         if count >= _FLOOR_MIN_SAMPLES and earlier and width > _FLOOR_SHARE * earlier[-1]:

@@ -1,6 +1,6 @@
 """Defines workloads (GEMM, softmax, attention, collectives, experts) and transformer shapes.
 
-A transformer shape consists of such workloads.
+`TransformerShape.ops` lists the workloads that a transformer's training step runs on one GPU.
 """
 
 from quantbench.workload.kinds import Compute, Workload

@@ -1,13 +1,13 @@
 """Defines the dtypes: their widths, the output dtype of GEMMs, and the dtypes each op supports.
 
-The module also translates torch's names of dtypes, and tells which GPUs compute in a dtype.
+`dtype_name` translates torch's dtype names, and `missing_format` checks a GPU's support.
 """
 
 from dataclasses import dataclass
 
 from quantbench.errors import InputError
 
-#: Number of two-byte elements in a thread's widest load (16 bytes). The fast attention kernels need
+#: Number of two-byte elements in a thread's widest load (16 bytes). Fast attention kernels require
 #: a head_dim that is a multiple of this number.
 ALIGNED_ELEMENTS = 8
 
@@ -16,10 +16,10 @@ ALIGNED_ELEMENTS = 8
 class Dtype:
     """Number format.
 
-    element_bytes: bytes per stored unit of `packed` elements.
-    output: dtype of a GEMM's output.
-    packed: number of elements in a stored unit.
-    scale_a_bytes, scale_b_bytes: bytes of scales per element of a and b.
+    element_bytes: bytes per stored unit, which contains `packed` elements.
+    output: output dtype of a GEMM with inputs of this dtype.
+    packed: number of elements in a stored unit: 2 for 4-bit formats, otherwise 1.
+    scale_a_bytes, scale_b_bytes: bytes of scales per element of a GEMM's operands a and b.
     """
 
     name: str
@@ -31,25 +31,27 @@ class Dtype:
 
     @property
     def a_bytes(self) -> float:
-        """Bytes per element of operand a of a GEMM, including its scales."""
+        """Bytes per element of a GEMM's operand a, including scales."""
         return self.element_bytes / self.packed + self.scale_a_bytes
 
     @property
     def b_bytes(self) -> float:
-        """Bytes per element of operand b of a GEMM, including its scales."""
+        """Bytes per element of a GEMM's operand b, including scales."""
         return self.element_bytes / self.packed + self.scale_b_bytes
 
     def row_bytes(self, length: int) -> int:
-        """Returns the bytes that `length` elements of a row take, without scales."""
+        """Returns the size in bytes of a row of `length` elements, without scales."""
         return length * self.element_bytes // self.packed
 
 
-# Sources: IEEE 754 (fp16, fp32), NVIDIA A100 whitepaper 2020 (bf16; tf32: fp32 storage, 10-bit
-# mantissa in the tensor core), OCP FP8 specification 1.0 2023 (fp8 is e4m3 here, as in
-# torch.float8_e4m3fn), OCP MX specification 1.0 2023 (mxfp8, mxfp4: one byte per 32 elements along
-# k). fp8 has one scale per tensor; fp8_block has one fp32 scale per 1×128 elements of a and 128×128
-# of b, as in DeepSeek-V3 (arXiv:2412.19437, section 3.3); nvfp4 has one e4m3 byte per 16 elements
-# along k and one fp32 per tensor (NVIDIA, cuTile documentation, 2026, NVFP4 and MXFP8).
+# fp16, fp32: IEEE 754.
+# bf16, tf32 (fp32 storage, 10-bit mantissa in the tensor core): NVIDIA A100 whitepaper, 2020.
+# fp8 (e4m3, as in torch.float8_e4m3fn, with one scale per tensor): OCP FP8 specification 1.0, 2023.
+# fp8_block (one fp32 scale per 1×128 elements of a and 128×128 elements of b): DeepSeek-V3
+# (arXiv:2412.19437, section 3.3).
+# mxfp8, mxfp4 (one scale byte per 32 elements along k): OCP MX specification 1.0, 2023.
+# nvfp4 (one e4m3 scale per 16 elements along k, and one fp32 scale per tensor): NVIDIA, cuTile
+# documentation, 2026, NVFP4 and MXFP8.
 _ALL = (
     Dtype("fp16", 2, "fp16"),
     Dtype("bf16", 2, "bf16"),
@@ -66,18 +68,18 @@ _ALL = (
 
 DTYPES = {d.name: d for d in _ALL}
 
-#: dtypes of GEMM inputs; int32 is only an output
+#: Dtypes of GEMM inputs. int32 is only an output.
 GEMM_DTYPES = tuple(name for name in DTYPES if name != "int32")
-#: GEMM dtypes that can be measured here; times of others come from imported tables
+#: GEMM dtypes that quantbench can measure. Times in other dtypes come from imported tables.
 MEASURED_DTYPES = ("fp16", "bf16", "fp32", "tf32", "fp8", "int8")
-#: dtypes of softmax and attention
+#: Dtypes of softmax and attention.
 VECTOR_DTYPES = ("fp16", "bf16", "fp32")
-# First compute capability whose tensor cores support a dtype. Older devices would compute bf16 in
+# First compute capability whose tensor cores support a dtype. Older GPUs would emulate bf16 in
 # another format.
 # Sources: NVIDIA A100 whitepaper 2020 (bf16, tf32), Turing whitepaper 2018 (int8), Ada whitepaper
 # 2022 (fp8).
 _FIRST_CAPABILITY = {"bf16": (8, 0), "tf32": (8, 0), "fp8": (8, 9), "int8": (7, 5)}
-#: Maps torch's names of dtypes to ours.
+#: Our name for each of torch's dtype names.
 _ALIASES = {
     "float32": "fp32", "float": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16",
     "tfloat32": "tf32",
@@ -105,7 +107,7 @@ def dtype_name(dtype: object, operation: str = "dtype") -> str:
 
 
 def missing_format(dtype: str, capability: tuple[int, int]) -> str | None:
-    """Returns why a GPU of this compute capability does not compute in a dtype, or None.
+    """Returns why a GPU of this compute capability does not support a dtype, or None if it does.
 
     >>> missing_format("fp8", (8, 0))
     'fp8 needs compute capability 8.9, not 8.0'
@@ -119,4 +121,5 @@ def missing_format(dtype: str, capability: tuple[int, int]) -> str | None:
 
 
 def element_bytes(dtype: str) -> int:
+    """Returns the bytes per stored unit of a dtype (see `Dtype`)."""
     return DTYPES[dtype].element_bytes

@@ -1,8 +1,9 @@
 """Reads the shape of a model from its Hugging Face config.json.
 
-Model families use different keys for the same dimension. Properties that have no key (gated MLP,
-tied embeddings) follow from the model_type, as in the modelling code of Hugging Face transformers.
-What a config does not state and the shape needs is listed as an assumption.
+`describe` is the entry point. Model families use different keys for the same dimension. Properties
+without a key (such as a gated MLP) follow from the model_type, as in the modelling code of Hugging
+Face transformers. If the config lacks a value that the shape needs, `describe` assumes one and
+reports the assumption.
 """
 
 import os
@@ -16,12 +17,14 @@ from quantbench.errors import InputError, UnsupportedError
 from quantbench.files import read_json, reason
 from quantbench.workload.transformer import TransformerShape
 
-# Maximum sequence length that is taken from a config. A config states the model's longest context,
-# up to millions of tokens, and not the usual length in training or serving.
+# Maximum sequence length that is taken from a config. The config gives the model's longest context,
+# up to millions of tokens, rather than the usual length in training or serving.
 LONGEST_DEFAULT_SEQ = 8192
-# A config has a few kilobytes. Larger files are weights or tokenizers.
+# Maximum size of a file to read. A config has a few kilobytes; much larger files are weights or
+# tokenizers.
 _LARGEST_BYTES = 2**24
 
+# Alternative keys for each dimension, in order of preference.
 _HIDDEN = ("hidden_size", "n_embd", "n_embed", "d_model")
 _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 _KV_HEADS = (
@@ -45,8 +48,8 @@ _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 _EXPERT_STEP = ("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_freq")
 _TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_top_k")
 
-# Models are refused if they have layers that are not attention with an MLP or experts. The keys
-# here reveal such layers if they have a value; the texts say what the layers are.
+# Keys whose presence reveals layers other than attention with an MLP or experts, and a description
+# of these layers. Models with such layers are refused.
 _OTHER_LAYERS = {
     "moe_num_experts": "experts of an unknown kind",
     "ffn_config.moe_num_experts": "experts of an unknown kind",
@@ -67,16 +70,16 @@ _DENSE = "decoder layers of attention and an MLP or experts"
 
 @dataclass(frozen=True)
 class _Family:
-    """Properties of a model_type that its config may not state.
+    """Properties of a model_type that a config may omit.
 
     gated: whether the MLP has a gate.
     gate_fused: whether gate and up are one matrix in the weights.
-    tied: value of tie_word_embeddings if the key is missing.
-    default_ffn: whether the MLP width is 4·hidden if no key states it.
+    tied: whether embedding and logits share one matrix if the config lacks tie_word_embeddings.
+    default_ffn: whether the MLP width is 4·hidden if the config lacks it.
     windowed: whether sliding_window applies if the config lacks use_sliding_window.
-    attention: implementation of attention in the modelling code.
-    experts: whether the layers may have experts.
-    defaults: default values of the config class, by key.
+    attention: attention implementation in the modelling code, one of ATTENTIONS.
+    experts: whether layers with experts are supported.
+    defaults: default values of the config class, by key; None if no default is needed.
     """
 
     gated: bool
@@ -89,6 +92,7 @@ class _Family:
     defaults: Mapping[str, int] | None = None
 
 
+# Frequent families: gated MLP; GPT-2 and its relatives; plain MLP.
 _SWIGLU = _Family(gated=True)
 _GPT = _Family(gated=False, tied=True, default_ffn=True)
 _PLAIN = _Family(gated=False)
@@ -140,10 +144,10 @@ _FAMILIES = {
 
 @dataclass(frozen=True)
 class Described:
-    """Shape of a named model.
+    """Shape of a model, with the assumptions behind it.
 
     assumed: text of each assumption, by field of the shape.
-    name: name of the model for messages.
+    name: name of the model, for messages.
     """
 
     shape: TransformerShape
@@ -152,15 +156,15 @@ class Described:
 
 
 def describe(path: str | PathLike[str]) -> Described:
-    """Reads the shape for one sample on one GPU, and the assumptions behind it.
+    """Reads a model's shape for one sample on one GPU, and the assumptions behind it.
 
-    The length of the sample is the model's context, but at most LONGEST_DEFAULT_SEQ tokens. The
-    stored dtype of the weights is ignored.
+    The sample's length is the model's context, but at most LONGEST_DEFAULT_SEQ tokens. The dtype in
+    which the weights are stored is ignored.
 
     path: a config.json, or the folder that contains it.
 
-    Raises InputError for a file that cannot be read or lacks a key, and UnsupportedError for
-    state-space and other layers.
+    Raises InputError for a file that cannot be read or lacks a key. Raises UnsupportedError for
+    layers other than attention with an MLP or experts, such as state-space layers.
     """
     file = Path(path)
     if os.path.isdir(path):
@@ -206,9 +210,11 @@ def describe(path: str | PathLike[str]) -> Described:
 
 
 class _Config:
-    """Values of a config by key, or the defaults of the model_type.
+    """Config with access to values by key, and with the model_type's defaults for missing keys.
 
     Dots in a key select nested objects. Errors name the file and the key.
+
+    who: text that names the file, for error messages.
     """
 
     def __init__(self, file: Path, values: Mapping[str, Any]) -> None:
@@ -265,7 +271,7 @@ class _Config:
 
 
 def _read(file: Path) -> Mapping[str, Any]:
-    """Reads the JSON object of a config. Raises InputError if the file holds none."""
+    """Reads a config's JSON object. Raises InputError if the file does not contain one."""
     who = f"config {file}"
     try:
         values = read_json(file, most_bytes=_LARGEST_BYTES)
@@ -295,10 +301,10 @@ def _refuse_other_layers(config: _Config) -> None:
 
 
 def _family(config: _Config) -> _Family:
-    """Returns the family of the model_type, or of the activation of an unknown model_type.
+    """Returns the family of the model_type. For an unknown model_type, the activation decides.
 
-    Raises InputError if the config states neither, and UnsupportedError if the activation does not
-    tell whether the MLP has a gate.
+    Raises InputError if the config has neither a model_type nor an activation. Raises
+    UnsupportedError if the activation does not determine whether the MLP has a gate.
     """
     known = _FAMILIES.get(config.model_type)
     if known is not None:
@@ -308,8 +314,8 @@ def _family(config: _Config) -> _Family:
         expected = "a decoder's config.json: model_type, hidden_size, …"
         raise InputError(config.who, "no key 'model_type'", expected)
     if activation in ("silu", "swish"):
-        # All known decoders with this activation have a gate (SwiGLU). The default of
-        # tie_word_embeddings is true in Hugging Face transformers, and configs omit defaults.
+        # All known decoders with this activation have a gate (SwiGLU). Configs omit default values,
+        # and the default of tie_word_embeddings is true in Hugging Face transformers.
         return _Family(gated=True, tied=True)
     what = f"model_type = {config.model_type!r} with hidden_act = {activation!r}"
     expected = "hidden_act silu, or one of " + ", ".join(sorted(_FAMILIES))
@@ -318,9 +324,9 @@ def _family(config: _Config) -> _Family:
 
 
 def _kv_heads(config: _Config, heads: int) -> int:
-    """Returns the number of key/value heads, which is `heads` without grouped-query attention."""
+    """Returns the number of key/value heads. Without grouped-query attention, it is `heads`."""
     if config.model_type in ("falcon", "RefinedWeb", "RefinedWebModel"):
-        # The old architecture ignores num_kv_heads in its configs. The first published 40B config
+        # Falcon's old architecture ignores num_kv_heads. The first published 40B config
         # (RefinedWeb) has only n_head_kv.
         grouped = config.flag("new_decoder_architecture", config.model_type == "RefinedWeb")
         if grouped:
@@ -336,7 +342,7 @@ def _kv_heads(config: _Config, heads: int) -> int:
 
 
 def _dropout(config: _Config) -> bool | None:
-    """Returns whether a dropout rate is above 0, or None if the config states no rate."""
+    """Returns whether a dropout rate is above 0, or None if the config has no rate."""
     found = None
     for key in _DROPOUT:
         rate = config.get(key)
@@ -359,7 +365,7 @@ def _sliding_window(config: _Config, family: _Family) -> int:
 
 
 def _latent(config: _Config) -> dict[str, Any]:
-    """Returns the head_dim, and the sizes of latent attention if the model has it."""
+    """Returns the shape's head_dim, and its sizes of latent attention if the model has it."""
     if not any(config.get(key) for key in _LATENT):
         return {"head_dim": config.optional(_HEAD_DIM) or 0}
     kv_rank = config.integer(("kv_lora_rank",))
@@ -374,7 +380,7 @@ def _latent(config: _Config) -> dict[str, Any]:
 
 
 def _experts(config: _Config, family: _Family) -> dict[str, Any]:
-    """Returns the sizes of the experts and of layers without experts; {} for a dense model."""
+    """Returns the shape's fields for experts and dense layers; {} for a model without experts."""
     experts = config.optional(_EXPERTS) or 1
     if experts == 1:
         return {}
@@ -396,7 +402,7 @@ def _experts(config: _Config, family: _Family) -> dict[str, Any]:
         top = config.integer(("topk_group",))
     if top > groups:
         raise InputError(config.who, f"topk_group = {top}", f"at most n_group = {groups}")
-    # If a token may use all groups, the groups do not restrict its experts.
+    # If a token may use all groups, grouping does not restrict its experts.
     if top == groups:
         groups = top = 0
     return {
@@ -414,8 +420,8 @@ def _experts(config: _Config, family: _Family) -> dict[str, Any]:
 def _sparse_layers(config: _Config, layers: int) -> list[int]:
     """Returns the indices of the layers that have experts, ascending.
 
-    These are the layers that `moe_layers` lists, or else every `every`-th layer from `first` on
-    that `mlp_only_layers` does not list.
+    If the config has `moe_layers`, this list is returned. Otherwise, experts are in every layer (or
+    every second, third, …) from first_k_dense_replace on, except those in mlp_only_layers.
     """
     listed = config.get("moe_layers")
     if isinstance(listed, list):
@@ -430,8 +436,8 @@ def _sparse_layers(config: _Config, layers: int) -> list[int]:
 
 
 def _ffn(config: _Config, family: _Family, hidden: int) -> int:
-    """Returns the width of the MLP, which layers without experts have."""
-    # Llama 4 layers without experts have another width.
+    """Returns the width of the MLP in layers without experts."""
+    # Llama 4 uses intermediate_size for experts, and intermediate_size_mlp for other layers.
     width = config.optional(("intermediate_size_mlp", *_FFN))
     if width is not None:
         return width

@@ -1,8 +1,8 @@
 """Defines the workloads of a mixture-of-experts layer: grouped GEMMs, permutations and routing.
 
-A router sends each token to top_k of num_experts experts; a row is one token at one expert. With
-expert parallelism, the rank with the maximum number of rows (the busiest rank) determines the time,
-so the FLOPs and GEMMs of a layer are those of this rank.
+A router sends each token to top_k of num_experts experts. A row is one token at one expert. With
+expert parallelism, experts are spread over several GPUs (ranks). The rank with the most rows (the
+busiest rank) determines the time, so `MoE` gives the FLOPs and GEMMs of this rank.
 """
 
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ from quantbench.workload.ops import LAYOUTS, Gemm, require_multiple
 
 _POWER_LAW = "power_law_"
 _MOST_EXPERTS = 2**16
-#: `permute` sorts rows by expert before the GEMMs. `unpermute` adds up the rows of each token after
-#: the GEMMs.
+#: Directions of `Permute`: `permute` sorts rows by expert before the GEMMs, and `unpermute` adds up
+#: each token's rows after the GEMMs.
 PERMUTATIONS = ("permute", "unpermute")
 
 
@@ -25,11 +25,11 @@ PERMUTATIONS = ("permute", "unpermute")
 class GroupedGemm:
     """GEMMs of each expert's rows with its weights: c[rows, n] = a[rows, k] · b[expert, k, n].
 
-    tokens_per_expert: number of rows of each expert, in order. Some of these numbers may be 0, but
-        not all.
-    n, k: width and height of every expert's weights.
-    layout: nn or nt, with weights stored as k×n or n×k. tn is the gradient of the weights, whose
-        reduction runs over the rows: c[expert, k, n] = aᵀ[k, rows] · b[rows, n].
+    tokens_per_expert: number of rows of each expert, in order. An expert may have 0 rows, but not
+        all experts.
+    n, k: width and height of each expert's weights.
+    layout: nn for weights stored as k×n, and nt for n×k. tn is the weight gradient, which sums over
+        the rows: c[expert, k, n] = aᵀ[k, rows] · b[rows, n].
 
     >>> GroupedGemm((3, 0, 5), n=16, k=8).flops
     2048
@@ -50,11 +50,12 @@ class GroupedGemm:
 
     @property
     def num_experts(self) -> int:
+        """Number of experts, including those without rows."""
         return len(self.tokens_per_expert)
 
     @property
     def rows(self) -> int:
-        """Number of rows of all experts together."""
+        """Total number of rows."""
         return sum(self.tokens_per_expert)
 
     def gemm(self, rows: int) -> Gemm:
@@ -65,7 +66,7 @@ class GroupedGemm:
 
     @property
     def gemms(self) -> tuple[Gemm, ...]:
-        """GEMMs of the experts that have rows."""
+        """One GEMM for each expert that has rows."""
         distinct = {rows: self.gemm(rows) for rows in set(self.tokens_per_expert) if rows}
         return tuple(distinct[rows] for rows in self.tokens_per_expert if rows)
 
@@ -81,10 +82,10 @@ class GroupedGemm:
 
     @property
     def min_bytes(self) -> int:
-        """Minimum traffic to device memory in bytes.
+        """Minimum device-memory traffic in bytes.
 
-        Rows, outputs, and the weights of experts that have rows move once. For layout tn, the
-        weight gradients of experts without rows are zeros, which are written too.
+        Rows, outputs, and the weights of experts with rows are moved once. In layout tn, zeros are
+        also written as the weight gradients of experts without rows.
         """
         moved = sum(gemm.min_bytes for gemm in self.gemms)
         if self.layout == "tn":
@@ -99,10 +100,16 @@ class GroupedGemm:
 
 @dataclass(frozen=True)
 class Permute:
-    """Copies of tokens in the order of their experts, or the weighted sum of each token's rows.
+    """Copy of tokens to rows sorted by expert, or the weighted sum of each token's rows.
 
-    permute: y[i] = x[order[i] // top_k], for a permutation `order` of the tokens · top_k rows.
-    unpermute: y[t] = sum over j < top_k of weights[t, j] · x[order[t · top_k + j]].
+    The direction `permute` computes y[i] = x[order[i] // top_k], for a permutation `order` of the
+    tokens · top_k rows. The direction `unpermute` computes y[t] = Σ weights[t, j] · x[order[t ·
+    top_k + j]], with the sum over j < top_k.
+
+    tokens: number of tokens.
+    hidden: number of elements per token.
+    top_k: number of rows per token.
+    direction: one of PERMUTATIONS.
 
     >>> Permute(tokens=4, hidden=8, top_k=2).min_bytes
     256
@@ -122,19 +129,19 @@ class Permute:
 
     @property
     def rows(self) -> int:
-        """Rows in expert order, tokens · top_k."""
+        """Number of rows, tokens · top_k."""
         return self.tokens * self.top_k
 
     @property
     def flops(self) -> int:
-        """Number of multiplications and additions of the weighted sum; 0 for copies."""
+        """Number of multiplications and additions in the weighted sum; 0 for copies."""
         return 2 * self.rows * self.hidden if self.direction == "unpermute" else 0
 
     @property
     def min_bytes(self) -> int:
-        """Minimum traffic to device memory in bytes.
+        """Minimum device-memory traffic in bytes.
 
-        Tokens, rows, weights and 8-byte indices move once.
+        Tokens, rows, weights and 8-byte indices are moved once.
         """
         weights = self.rows if self.direction == "unpermute" else 0
         elements = (self.tokens + self.rows) * self.hidden + weights
@@ -146,32 +153,33 @@ class Permute:
 
 @dataclass(frozen=True)
 class MoE:
-    """Routed experts of one layer: their GEMMs on one GPU, after dispatch and before combine.
+    """Routed experts of one layer: the busiest rank's GEMMs, after dispatch and before combine.
 
-    Rank r of the `ep` ranks holds num_experts / ep experts, from r · num_experts / ep on. The FLOPs
-    and GEMMs are those of the busiest rank, which has the maximum number of rows.
+    The experts are spread over `ep` ranks: rank r has the num_experts / ep experts from index
+    r · num_experts / ep on. The busiest rank is the rank with the most rows.
 
-    With `balanced`, every expert has the same number of rows, to within one. With
-    `power_law_<exponent>`, rows are drawn as in aiconfigurator, which measures the busiest rank
-    (ai-dynamo/aiconfigurator, collector/helper.py, `_generate_power_law_distribution`). Each
-    expert's weight is drawn from x^-exponent on [1, 0.8 · tokens], or on [0.01, 2] if there are no
-    more rows than experts. Weights are scaled to tokens · top_k rows and rounded, and no expert
-    gets more rows than there are tokens. If this leaves rows over, they go to the experts with the
-    fewest rows; if it gives out too many, the experts with the maximum number of rows lose them. In
-    both cases one row per rank changes in turn. The random generator differs from aiconfigurator's
-    (torch's), so a seed gives other rows of the same distribution. A histogram is scaled, rounded
-    and limited in the same way.
+    With `balanced`, all experts have the same number of rows, to within one. With
+    `power_law_<exponent>`, each expert gets a random weight, as in aiconfigurator, which measures
+    the busiest rank (ai-dynamo/aiconfigurator, collector/helper.py,
+    `_generate_power_law_distribution`). The weight has the density x^-exponent on [1, 0.8 ·
+    tokens], or on [0.01, 2] if there are no more rows than experts. Weights are scaled to a total
+    of tokens · top_k rows and rounded, and no expert gets more rows than there are tokens. If the
+    total is then too low, the ranks take turns to add one row to their expert with the fewest rows.
+    If it is too high, the ranks take turns to remove one row from their expert with the most rows.
+    The random generator is not aiconfigurator's (torch's), so a seed gives other rows of the same
+    distribution. The weights of a histogram are scaled, rounded and corrected in the same way.
 
-    tokens: number of tokens that the router sends to the experts of all `ep` ranks. Each token goes
-        to top_k experts.
+    tokens: number of tokens that the router sends to the experts of all ranks.
     hidden: width of the model.
     expert_ffn: width of one expert's MLP, before `tp` divides it.
+    num_experts: number of experts in the layer.
+    top_k: number of experts to which each token goes.
     tp: number of GPUs that share each expert, which divides expert_ffn.
-    ep: number of GPUs over which the experts are spread, which divides num_experts.
-    gated: whether the MLP has a gate beside `up`. Gate and up are one GEMM of twice the width.
-    distribution: balanced, power_law_<exponent>, or a histogram, which is a measured count for each
-        expert.
-    seed: seed of the draw from a power law.
+    ep: number of ranks, which divides num_experts.
+    gated: whether the MLP has a gate in addition to `up`. Gate and up are one GEMM of twice the
+        width.
+    distribution: balanced, power_law_<exponent>, or a histogram: a measured count for each expert.
+    seed: random seed of a power law's weights.
 
     >>> layer = MoE(tokens=512, hidden=4096, expert_ffn=14336, num_experts=8, top_k=2, ep=4)
     >>> layer.rows_per_rank
@@ -210,7 +218,7 @@ class MoE:
 
     @cached_property
     def tokens_per_expert(self) -> tuple[int, ...]:
-        """Number of rows of every expert of the layer, which add up to tokens · top_k."""
+        """Number of rows of each expert in the layer. The sum is tokens · top_k."""
         rows = self.tokens * self.top_k
         experts = self.num_experts
         if self.distribution == "balanced":
@@ -228,7 +236,7 @@ class MoE:
 
     @property
     def rows_per_rank(self) -> tuple[int, ...]:
-        """Number of rows of every expert-parallel rank."""
+        """Number of rows of each expert-parallel rank."""
         return tuple(sum(self.experts_of(rank)) for rank in range(self.ep))
 
     @property
@@ -238,7 +246,7 @@ class MoE:
 
     @cached_property
     def busiest_rank(self) -> int:
-        """Index of the rank with the maximum number of rows; of several, the first."""
+        """Index of the rank with the most rows; the first such rank if there are several."""
         rows = self.rows_per_rank
         return rows.index(max(rows))
 
@@ -249,12 +257,12 @@ class MoE:
 
     @property
     def routing_words(self) -> str:
-        """Name of the distribution: `balanced`, `power_law_1.2` or `histogram`."""
+        """Name of the distribution, such as `balanced`, `power_law_1.2` or `histogram`."""
         return "histogram" if isinstance(self.distribution, tuple) else self.distribution
 
     @property
     def skew(self) -> float:
-        """Rows of the busiest rank divided by `expected_rank_rows`, at least 1."""
+        """Number of rows of the busiest rank, divided by `expected_rank_rows`; at least 1."""
         return self.rows_per_rank[self.busiest_rank] / self.expected_rank_rows
 
     def experts_of(self, rank: int) -> tuple[int, ...]:
@@ -264,10 +272,10 @@ class MoE:
         return self.tokens_per_expert[rank * local : (rank + 1) * local]
 
     def grouped_gemms(self) -> dict[str, GroupedGemm]:
-        """Returns the GEMMs of the busiest rank by name.
+        """Returns the busiest rank's GEMMs by name.
 
         The names are `experts_up_gate` (or `experts_up` without a gate) and `experts_down`. Weights
-        are stored out×in, as in a linear layer.
+        are stored as out×in, as in a linear layer.
         """
         rows = self.experts_of(self.busiest_rank)
         ffn = self.expert_ffn // self.tp
@@ -283,12 +291,12 @@ class MoE:
 
     @property
     def flops(self) -> int:
-        """Number of multiplications and additions of the busiest rank's GEMMs."""
+        """Number of multiplications and additions in the busiest rank's GEMMs."""
         return sum(gemm.flops for gemm in self.grouped_gemms().values())
 
     @property
     def min_bytes(self) -> int:
-        """Minimum traffic to device memory of the busiest rank's GEMMs in bytes."""
+        """Minimum device-memory traffic of the busiest rank's GEMMs, in bytes."""
         return sum(gemm.min_bytes for gemm in self.grouped_gemms().values())
 
     def __str__(self) -> str:
@@ -317,9 +325,10 @@ def _require_distribution(distribution: object, num_experts: int) -> None:
 
 
 def _require_counts(operation: str, name: str, counts: object) -> None:
-    """Raises InputError unless `counts` is a tuple of integers of at least 0, with one above 0.
+    """Raises InputError unless `counts` is a tuple of integers that are at least 0 but not all 0.
 
-    operation, name: operation and name of the counts for error messages.
+    operation: name of the operation, for error messages.
+    name: name of the counts, for error messages.
     """
     if not isinstance(counts, tuple) or not 1 <= len(counts) <= _MOST_EXPERTS:
         raise InputError(operation, f"{name} = {counts!r}"[:80], f"1 to {_MOST_EXPERTS} counts")
@@ -330,7 +339,10 @@ def _require_counts(operation: str, name: str, counts: object) -> None:
 
 
 def _power_law_quantile(share: float, exponent: float, low: float, high: float) -> float:
-    """Returns the value below which the fraction `share` of x^-exponent on [low, high] lies."""
+    """Returns a quantile of the distribution with density x^-exponent on [low, high].
+
+    share: fraction of the distribution below the quantile.
+    """
     if exponent == 1:
         return float(low * (high / low) ** share)
     power = 1 - exponent
@@ -338,11 +350,12 @@ def _power_law_quantile(share: float, exponent: float, low: float, high: float) 
 
 
 def _apportioned(weights: list[float], total: int, *, most: int, ranks: int) -> tuple[int, ...]:
-    """Returns whole numbers of rows in proportion to the weights, as `MoE` describes.
+    """Returns the number of rows of each expert, in proportion to the weights (see `MoE`).
 
-    total: sum of the rows.
+    weights: one weight per expert.
+    total: sum of all rows.
     most: maximum number of rows of one expert.
-    ranks: number of ranks, each of which holds the same number of consecutive experts.
+    ranks: number of ranks. Each rank has the same number of consecutive experts.
     """
     scale = total / sum(weights)
     rows = [min(round(weight * scale), most) for weight in weights]

@@ -1,7 +1,7 @@
 """Defines the workloads of a dense layer: GEMM, softmax, attention, casts and collectives.
 
-Every workload has flops, min_bytes and dtype, and validates its fields. The string of a workload is
-its label in tables and messages.
+Every workload has flops, min_bytes and dtype, and validates its fields. Its string is the label in
+tables and messages.
 """
 
 from dataclasses import dataclass
@@ -20,9 +20,9 @@ LAYOUTS = ("nn", "nt", "tn")
 MASKS = ("causal", "full", "none")
 DIRECTIONS = ("forward", "backward")
 
-# Operations per unmasked element. Forward counts scale, compare for the maximum, subtract,
-# exponential, sum and divide. Backward, from y and its gradient g, counts g·y, sum, subtract the
-# sum, times y and times scale.
+# Number of a softmax's operations per unmasked element. Forward counts scale, compare (for the
+# maximum), subtract, exponential, sum and divide. Backward starts from y and its gradient g, and
+# counts g·y, sum, subtract, times y and times scale.
 _FLOPS_PER_ELEMENT = {"forward": 6, "backward": 5}
 
 COLLECTIVE_OPS = (
@@ -33,18 +33,18 @@ COLLECTIVE_OPS = (
     "broadcast",
     "send_recv",
 )
-#: Dtypes of collectives. They affect the reduction, and not the number of bytes moved.
+#: Dtypes of collectives. The dtype affects the reduction, but not the number of bytes moved.
 COLLECTIVE_DTYPES = ("fp16", "bf16", "fp32", "int8", "fp8")
 LARGEST_MESSAGE_BYTES = 2**46
 
 
 def _live(rows: int, cols: int, *, causal: bool) -> int:
-    """Returns the number of scores that are not masked. A causal mask is square."""
+    """Returns the number of unmasked scores in a matrix, which is square if the mask is causal."""
     return rows * (rows + 1) // 2 if causal else rows * cols
 
 
 def multiples_around(size: int, step: int) -> str:
-    """Returns a text with the multiples of `step` below and above a size.
+    """Formats the multiples of `step` just below and above a size.
 
     >>> multiples_around(192, 128), multiples_around(70, 128)
     ('128 or 256', '128')
@@ -65,13 +65,13 @@ def require_multiple(value: object, name: str, by: str) -> None:
 
 @dataclass(frozen=True)
 class Gemm:
-    """Batched matrix product: `batch` times c[m, n] = sum over k of a[m, k] · b[k, n].
+    """Batched GEMM: `batch` matrix products c[m, n] = a[m, k] · b[k, n].
 
     layout: row-major storage of a (first letter: n for m×k, t for k×m) and of b (second letter: n
-        for k×n, t for n×k). A linear layer y = x·Wᵀ with W stored out×in is nt forward, nn for the
-        data gradient and tn for the weight gradient. cuBLAS is column-major and swaps the operands,
-        so its kernel names contain "tn" for nt.
-    accumulate: dtype of the sum: int32 for int8, and fp32 otherwise.
+        for k×n, t for n×k). A linear layer y = x·Wᵀ with W stored as out×in has layout nt forward,
+        nn for the data gradient and tn for the weight gradient. cuBLAS is column-major and swaps
+        the operands, so its kernel names contain "tn" for nt.
+    accumulate: dtype of the sum over k: int32 for int8, and fp32 otherwise; "" sets this dtype.
 
     >>> Gemm(m=2048, n=4096, k=1024).flops
     17179869184
@@ -99,17 +99,17 @@ class Gemm:
     def output_dtype(self) -> str:
         """Dtype of c.
 
-        The output is bf16 for 8- and 4-bit floating-point inputs, int32 for int8, fp32 for tf32,
-        and otherwise has the dtype of the inputs.
+        It is bf16 for 8- and 4-bit floating-point inputs, int32 for int8, fp32 for tf32, and
+        otherwise the dtype of the inputs.
         """
         return DTYPES[self.dtype].output
 
     @property
     def row_sides(self) -> tuple[str, str]:
-        """Names of the dimensions along which a and b are contiguous when they are multiplied.
+        """Names of the dimensions (m, n or k) along which the kernel reads a and b contiguously.
 
-        The layout determines both dimensions. Only if the inputs are narrower than c, both are k,
-        whatever the layout (cuBLASLt's "TN format").
+        The layout determines the two dimensions. If the inputs have fewer bytes per element than c,
+        however, both dimensions are k in every layout (cuBLASLt's "TN format").
         """
         kind = DTYPES[self.dtype]
         narrow = kind.element_bytes / kind.packed < element_bytes(self.output_dtype)
@@ -123,7 +123,7 @@ class Gemm:
 
     @property
     def min_bytes(self) -> int:
-        """Minimum traffic to device memory in bytes.
+        """Minimum device-memory traffic in bytes.
 
         Each input and scale is read once, and each output is written once.
         """
@@ -143,9 +143,12 @@ class Softmax:
     batch: number of score matrices, MBS · heads / TP.
     rows: number of queries.
     cols: number of keys.
-    mask: causal (columns past the row are masked, and rows must equal cols, as in Megatron's
-        kernel), full (a boolean tensor mask_batch×1×rows×cols that the heads share) or none.
-    mask_batch: number of samples (MBS), each with its own mask, which divides batch.
+    mask: causal, full or none. A causal mask masks the columns past the row, and needs rows equal
+        to cols, as in Megatron's kernel. A full mask is a boolean tensor mask_batch×1×rows×cols
+        that the heads share.
+    scale: factor of the scores.
+    mask_batch: number of samples (MBS) with separate masks, which divides batch.
+    direction: forward or backward.
 
     >>> Softmax(batch=2, rows=4, cols=4, mask="none").min_bytes
     128
@@ -176,13 +179,13 @@ class Softmax:
     def live_elements(self) -> int:
         """Number of elements of x that are read.
 
-        With a causal mask this is the lower triangle with the diagonal, and otherwise all of x.
+        With a causal mask, this is the lower triangle with the diagonal. Otherwise, it is all of x.
         """
         return self.batch * _live(self.rows, self.cols, causal=self.mask == "causal")
 
     @property
     def flops(self) -> int:
-        """Number of operations on the elements read: 6 per element forward, and 5 backward.
+        """Number of operations: per element that is read, 6 forward and 5 backward.
 
         An exponential counts as one operation.
         """
@@ -190,10 +193,11 @@ class Softmax:
 
     @property
     def min_bytes(self) -> int:
-        """Minimum traffic to device memory in bytes.
+        """Minimum device-memory traffic in bytes.
 
-        The inputs that are not masked are read once: x and a full mask forward, y and its gradient
-        backward. Every output element is written once, including the zeros above the diagonal.
+        Forward reads the unmasked elements of x, and a full mask, once. Backward reads the unmasked
+        elements of y and of its gradient once. Every output element is written once, including the
+        zeros above a causal mask's diagonal.
         """
         width = element_bytes(self.dtype)
         written_bytes = width * self.batch * self.rows * self.cols
@@ -214,12 +218,13 @@ class Softmax:
 class Attention:
     """Fused attention o = softmax(q·kᵀ / √head_dim)·v.
 
-    q: [batch, heads, seq_q, head_dim].
-    k, v: [batch, kv_heads, seq_k, head_dim].
-    kv_heads: number of key/value heads, which divides heads. Grouped-query attention has fewer
-        key/value heads than heads. 0 means the same number as heads.
-    causal: whether a query sees only the keys up to its position. A causal mask needs seq_q ==
-        seq_k, because libraries align the diagonal differently otherwise.
+    q is [batch, heads, seq_q, head_dim], and k and v are [batch, kv_heads, seq_k, head_dim].
+
+    kv_heads: number of key/value heads, which divides heads; 0 means `heads`. Grouped-query
+        attention has fewer key/value heads than heads.
+    causal: whether a query sees only the keys up to its position. This needs seq_q == seq_k,
+        because libraries otherwise align the diagonal differently.
+    direction: forward or backward.
 
     >>> Attention(batch=1, heads=2, seq_q=4, seq_k=4, head_dim=8, causal=False).flops
     1024
@@ -250,12 +255,12 @@ class Attention:
 
     @property
     def live_pairs(self) -> int:
-        """Number of unmasked query-key pairs, over all heads and samples."""
+        """Number of unmasked query-key pairs in all heads and samples."""
         return self.batch * self.heads * _live(self.seq_q, self.seq_k, causal=self.causal)
 
     @property
     def flops(self) -> int:
-        """Number of operations of the GEMMs on unmasked pairs.
+        """Number of the GEMMs' operations on unmasked pairs.
 
         Forward has two GEMMs. Backward has five, one of which recomputes q·kᵀ. The softmax is not
         counted, as in the FlashAttention papers (Dao 2022, 2023).
@@ -265,9 +270,9 @@ class Attention:
 
     @property
     def min_bytes(self) -> int:
-        """Minimum traffic to device memory in bytes.
+        """Minimum device-memory traffic in bytes.
 
-        Forward reads q, k and v, and writes o and the fp32 row statistics. Backward reads these
+        Forward reads q, k and v, and writes o and one fp32 statistic per row. Backward reads all
         five tensors and the gradient of o, and writes the gradients of q, k and v.
         """
         width = element_bytes(self.dtype)
@@ -291,10 +296,10 @@ class Attention:
 class Collective:
     """Collective operation `op` over num_gpus GPUs, spread evenly over num_nodes machines.
 
-    message_bytes: size of the larger of a rank's two buffers, which is `size` in nccl-tests (its
-        doc/PERFORMANCE.md). This is the whole vector of all_reduce and broadcast, the output of
-        all_gather, the input of reduce_scatter, the send buffer of one rank in all_to_all, and the
-        message of send_recv.
+    message_bytes: size of a rank's send or receive buffer, whichever is larger, as `size` in
+        nccl-tests (doc/PERFORMANCE.md). It is the whole vector in all_reduce and broadcast, the
+        output in all_gather, the input in reduce_scatter, one rank's send buffer in all_to_all, and
+        the message in send_recv.
 
     >>> Collective("all_reduce", message_bytes=1024, num_gpus=4).bus_bytes
     1536
@@ -325,8 +330,8 @@ class Collective:
     def bus_bytes(self) -> int:
         """Minimum number of bytes that each GPU sends over its links, rounded up.
 
-        bus_bytes divided by the time is the bus bandwidth of nccl-tests, which is comparable with
-        the bandwidth of the links.
+        bus_bytes divided by the time is nccl-tests' bus bandwidth, which can be compared with the
+        links' bandwidth.
         """
         if self.op in ("broadcast", "send_recv"):
             return self.message_bytes
@@ -349,9 +354,8 @@ class Collective:
 class Cast:
     """Conversion of a rows×cols tensor from `dtype` to `to`, with its scales.
 
-    reads: how many times the tensor is read.
-    copies: how many times the tensor is written: twice if a copy by columns (transposed) is written
-        too.
+    reads: number of times that the tensor is read.
+    copies: number of times that the tensor is written: 2 if a transposed copy is written too.
 
     >>> Cast(rows=128, cols=128, to="fp8", copies=2).min_bytes
     65536
@@ -373,7 +377,7 @@ class Cast:
 
     @property
     def min_bytes(self) -> int:
-        """Minimum traffic to device memory in bytes."""
+        """Minimum device-memory traffic in bytes."""
         each = self.reads * element_bytes(self.dtype) + self.copies * DTYPES[self.to].a_bytes
         return round(self.rows * self.cols * each)
 

@@ -1,4 +1,4 @@
-"""Looks up the shapes of published models by name in presets.toml."""
+"""Looks up published models' shapes and sources by name in presets.toml."""
 
 import tomllib
 from difflib import get_close_matches
@@ -9,12 +9,12 @@ from typing import Any
 from quantbench.errors import InputError
 from quantbench.workload.transformer import TransformerShape
 
-# Keys in presets.toml that are not fields of a shape.
+# Keys in presets.toml that are not fields of `TransformerShape`.
 _ABOUT = ("published_parameters", "source")
 
 
 def preset(name: str) -> TransformerShape:
-    """Returns the shape of a published model for one sample on one GPU.
+    """Returns a published model's shape, for one sample on one GPU.
 
     Raises InputError for an unknown name.
 
@@ -29,19 +29,21 @@ def preset(name: str) -> TransformerShape:
 
 
 def preset_names() -> tuple[str, ...]:
+    """Returns the names of all published models in presets.toml."""
     return tuple(_data())
 
 
 def published(name: str) -> dict[str, Any]:
-    """Returns facts about a published model.
+    """Returns facts about a published model by key.
 
-    The facts are the number of parameters that the model's authors state, and the source of its
-    sizes.
+    The keys are `published_parameters`, the number that the model's authors give, and `source`, the
+    document with the model's sizes.
     """
     return {key: _data()[name][key] for key in _ABOUT}
 
 
 @cache
 def _data() -> dict[str, dict[str, Any]]:
+    """Parses presets.toml, once per process."""
     text = (files("quantbench.workload") / "presets.toml").read_text("utf-8")
     return tomllib.loads(text)

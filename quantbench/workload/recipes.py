@@ -1,6 +1,7 @@
-"""Defines recipes, which state how a training step uses 8- and 4-bit formats.
+"""Defines the recipes by which a training step uses 8- and 4-bit formats.
 
-A recipe states the dtypes of the GEMMs of linear layers. The casts to these dtypes follow from it.
+A `Recipe` gives the dtypes of a linear layer's GEMMs. `casts_of` returns the casts (conversions of
+tensors to these dtypes) that the recipe needs.
 """
 
 from dataclasses import dataclass
@@ -10,18 +11,19 @@ from quantbench.workload.ops import Cast, Gemm
 
 @dataclass(frozen=True)
 class Recipe:
-    """Dtypes of the three GEMMs of a linear layer y = x·Wᵀ, whose x, W and dy are quantized.
+    """Dtypes of a linear layer's three GEMMs. The layer is y = x·Wᵀ, with x, W and dy quantized.
 
-    Tensor cores read 8-bit inputs along the reduction. Each tensor is used in two GEMMs that reduce
-    over different dimensions, so its cast writes two copies. On Blackwell, formats with one scale
-    per tensor need no second copy, but this is not modelled. Casts count as separate kernels that
-    read bf16, and weights are cast once per micro-batch. Scores, norms, embedding and logits stay
-    in 16 bits.
+    Tensor cores read 8-bit inputs along the reduction dimension. Each tensor is used in two GEMMs
+    with different reduction dimensions, so its cast writes two copies. On Blackwell, formats with
+    one scale per tensor need no second copy, but this is not modelled. The model counts casts as
+    separate kernels that read bf16, and casts weights once per micro-batch. Scores, norms,
+    embedding and logits stay in 16 bits.
 
-    forward, dgrad, wgrad: dtypes of the three GEMMs, which compute y, the gradient of x and the
-        gradient of W.
-    reads: how many times a cast reads its tensor: twice if the cast first finds the largest value
-        of the tensor, else once.
+    forward: dtype of the GEMM that computes y.
+    dgrad: dtype of the GEMM that computes the gradient of x.
+    wgrad: dtype of the GEMM that computes the gradient of W.
+    reads: number of times that a cast reads its tensor: 2 if it first finds the tensor's largest
+        value, otherwise 1.
     """
 
     name: str
@@ -48,12 +50,13 @@ RECIPES = {recipe.name: recipe for recipe in _ALL}
 def casts_of(
     gemm: Gemm, recipe: Recipe, *, backward: bool, new_input: bool = True, experts: int = 1
 ) -> tuple[list[Cast], list[Cast]]:
-    """Returns the casts before a linear layer's forward GEMM, and the casts before its gradients.
+    """Returns two lists: the casts before a linear layer's forward GEMM, and before its gradients.
 
-    backward: whether gradients are computed. The forward casts then also write the copies of x and
-        W for the gradient GEMMs that use the forward dtype.
-    new_input: whether x must be cast. It need not be if another layer with the same input casts it.
-    experts: number of weight matrices that share the rows.
+    gemm: the forward GEMM.
+    backward: whether gradients are computed. If so, the forward casts also write the second copies
+        of x and W, for gradient GEMMs that use the forward dtype.
+    new_input: whether x must be cast; False if another layer with the same input casts it.
+    experts: number of weight matrices among which the GEMM's rows are divided.
     """
 
     def cast(rows: int, cols: int, second: str) -> Cast:

@@ -1,6 +1,6 @@
-"""Defines the dimensions of a transformer, and lists the ops that one GPU computes.
+"""Defines a transformer's dimensions (`TransformerShape`), and lists the ops that one GPU computes.
 
-The parameters of the model, in all and per GPU, follow from the same dimensions.
+The dimensions also give the model's number of parameters, in total and per GPU.
 """
 
 from collections.abc import Iterable, Mapping
@@ -30,16 +30,16 @@ SOFTMAXES = ("megatron", "torch")
 
 @dataclass(frozen=True)
 class Op:
-    """Op of a training step on one GPU.
+    """Operation of a training step on one GPU.
 
     name: qkv (for latent attention latent_down, q_up and kv_up), scores, softmax, context,
-        attention, proj, mlp_up, mlp_gate, mlp_up_gate, mlp_down, logits or cast. Layers of experts
-        have shared_up, … and permute, experts_up, experts_up_gate, experts_down and unpermute, or
-        one op `experts` for all of the routed experts.
-    phase: forward; dgrad and wgrad for the two gradients of a GEMM; backward for softmax,
-        attention, casts and permutations.
-    count: number of runs per micro-batch in the whole model: the number of layers that have the op,
-        or 1 for the logits.
+        attention, proj, mlp_up, mlp_gate, mlp_up_gate, mlp_down, logits or cast. Layers with
+        experts have shared_up, … and permute, experts_up, experts_up_gate, experts_down and
+        unpermute, or a single op `experts` for the routed experts.
+    phase: forward; dgrad or wgrad for a GEMM's two gradients; backward for softmax, attention,
+        casts and permutations.
+    count: number of runs per micro-batch in the whole model. This is the number of layers that have
+        the op, or 1 for the logits.
     """
 
     name: str
@@ -55,40 +55,52 @@ class Op:
 
 @dataclass(frozen=True)
 class TransformerShape:
-    """Dimensions of a decoder-only transformer with its micro-batch size and tensor parallelism.
+    """Dimensions of a decoder-only transformer, with micro-batch size and parallelism.
 
-    head_dim, kv_heads, ffn: 0 stands for the default: hidden / heads, heads and 4·hidden.
-    gated: whether the MLP has a gate beside `up` (SwiGLU and similar).
+    hidden: width of the model.
+    heads: number of query heads.
+    kv_heads: number of key/value heads; 0 means `heads`.
+    head_dim: width of a head; 0 means hidden / heads.
+    ffn: width of the MLP; 0 means 4·hidden.
+    gated: whether the MLP has a gate in addition to `up` (SwiGLU and similar).
     gate_fused: whether gate and up are one GEMM of twice the width, as in Megatron and vLLM.
+    seq: number of tokens per sample.
+    vocab: size of the vocabulary.
     tied: whether the input embedding and the logits share one matrix.
+    layers: number of layers.
     mbs: number of samples per micro-batch.
+    tp: tensor-parallel degree, the number of GPUs that share each matrix.
     dtype: dtype of the linear layers. See `attention_dtype` for attention.
     attention: one of ATTENTIONS.
-    softmax: one of SOFTMAXES, for unfused attention.
     dropout: whether hidden states and attention probabilities have dropout.
-    sliding_window: attention window in tokens, or 0 for none. `ops` ignores the window: its
-        attention has all pairs of a query and a key.
-    experts: number of routed experts per layer, each `moe_ffn` wide. A token passes top_k of them.
-        0 means that all layers have an MLP.
-    dense_layers: number of layers of a model with experts that have an MLP instead of experts.
-        These are the first layers or, with `dense_spread`, layers at even distances.
-    expert_groups, top_groups: a token's experts lie in `top_groups` of `expert_groups` groups of
-        neighbouring experts (node-limited routing of DeepSeek-V3, arXiv:2412.19437, section 2.1.2).
-        0 means anywhere.
-    shared_ffn: total width of the experts that every token passes. They are computed as one MLP of
-        this width.
-    ep: number of GPUs over which the experts are spread, each with its own micro-batch.
-    expert_tp: number of GPUs that share each expert; 0 means `tp`. With fewer than `tp`, the other
-        GPUs have tokens of their own.
-    routing: distribution of the tokens over the experts, as in `MoE`. `ops` has the GEMMs of the
-        busiest GPU.
-    q_rank, kv_rank, rope_dim, value_dim: sizes of latent attention (DeepSeek-V2, arXiv:2405.04434):
-        rank of the queries (0 if they are not compressed), rank of keys and values, width of the
-        rotary part of a head (part of head_dim), and width of a head's values. Each head has its
-        own keys and values, and `ops` has attention with heads of `core_dim`. kv_rank = 0 means
-        usual attention.
-    fp8_recipe: key of `recipes.RECIPES`. With a recipe, gradients have their own dtypes, casts are
-        counted, and logits stay in 16 bits. "" means one dtype everywhere and no casts.
+    softmax: one of SOFTMAXES, for unfused attention.
+    sliding_window: attention window in tokens; 0 for none. `ops` ignores the window, and counts
+        attention over all keys.
+    causal: whether attention has a causal mask.
+    experts: number of routed experts per layer; 0 if all layers have an MLP.
+    top_k: number of routed experts that process each token.
+    moe_ffn: width of each routed expert.
+    ep: number of GPUs over which the experts are spread, each with a separate micro-batch.
+    expert_tp: number of GPUs that share each expert; 0 means `tp`. If it is below `tp`, the GPUs of
+        a `tp` group process different tokens in the experts.
+    routing: distribution of the tokens over the experts, as in `MoE`. `ops` returns the busiest
+        GPU's GEMMs.
+    dense_layers: number of layers with an MLP in a model with experts. They are the first layers.
+    dense_spread: whether the dense layers are instead spread evenly over the model.
+    shared_ffn: total width of the shared experts, which process every token. They are computed as
+        one MLP.
+    expert_groups, top_groups: restriction of a token's experts to `top_groups` of the
+        `expert_groups` groups of neighbouring experts; 0 for no restriction. This is the
+        node-limited routing of DeepSeek-V3 (arXiv:2412.19437, section 2.1.2).
+    q_rank: rank of compressed queries in latent attention; 0 if queries are not compressed. Source
+        of latent attention: DeepSeek-V2 (arXiv:2405.04434).
+    kv_rank: rank of compressed keys and values; 0 for ordinary attention. With latent attention,
+        each head has separate keys and values, and `ops` contains attention with heads of width
+        `core_dim`.
+    rope_dim: width of the rotary dimensions within head_dim.
+    value_dim: width of a head's values in latent attention.
+    fp8_recipe: key of `recipes.RECIPES`. With a recipe, gradients may have different dtypes, casts
+        are counted, and logits stay in 16 bits. "" means one dtype everywhere, without casts.
 
     >>> [op.name for op in TransformerShape(hidden=1024, heads=16, seq=512).ops(backward=False)]
     ['qkv', 'attention', 'proj', 'mlp_up', 'mlp_down', 'logits']
@@ -177,7 +189,7 @@ class TransformerShape:
                 raise InputError(who, f"rope_dim = {self.rope_dim}", most)
 
     def _require_experts(self) -> None:
-        """Raises InputError for impossible experts, and for sizes of experts without experts."""
+        """Raises InputError for impossible expert sizes, and for expert sizes if experts is 0."""
         who = "TransformerShape"
         if self.experts and not (self.top_k and self.moe_ffn):
             what = f"experts = {self.experts} without top_k or moe_ffn"
@@ -194,15 +206,15 @@ class TransformerShape:
 
     @property
     def tokens(self) -> int:
-        """Number of tokens per micro-batch, seq · mbs, which is the m of every linear layer."""
+        """Number of tokens per micro-batch, seq · mbs. This is m in every linear layer's GEMM."""
         return self.seq * self.mbs
 
     @property
     def attention_dtype(self) -> str:
         """Dtype of attention.
 
-        Attention is in fp32 if the linear layers are in tf32, in bf16 if they are in an 8- or 4-bit
-        dtype, and otherwise in their dtype.
+        It is fp32 for linear layers in tf32, bf16 for linear layers in an 8- or 4-bit dtype, and
+        otherwise `dtype`.
         """
         if self.dtype in VECTOR_DTYPES:
             return self.dtype
@@ -210,7 +222,7 @@ class TransformerShape:
 
     @property
     def element_bytes(self) -> int:
-        """Bytes per element in attention, and in all tensors that no linear layer reads."""
+        """Bytes per element in attention, and in all other tensors that no linear layer reads."""
         return element_bytes(self.attention_dtype)
 
     @property
@@ -228,17 +240,16 @@ class TransformerShape:
 
     @property
     def core_dim(self) -> int:
-        """Width of equal heads whose attention stands for this attention.
+        """Head width that `ops` uses for attention: the mean width of keys and values.
 
-        It is the mean width of keys and values, which gives the same FLOPs and bytes forward. The
-        backward pass of DeepSeek-V3, whose keys are 192 and values 128 wide, has 4 % more FLOPs
-        than the backward pass with this mean width.
+        Keys and values of different widths have the same FLOPs and bytes forward as heads of this
+        mean width. Backward, DeepSeek-V3 (keys 192 wide, values 128 wide) has 4 % more FLOPs.
         """
         return (self.head_dim + self.value_width) // 2
 
     @property
     def qkv_columns(self) -> int:
-        """Number of columns of queries, keys and values together on one GPU."""
+        """Total number of columns of queries, keys and values on one GPU."""
         keys_and_values = self.kv_heads_per_gpu * (self.head_dim + self.value_width)
         return self.heads // self.tp * self.head_dim + keys_and_values
 
@@ -263,11 +274,11 @@ class TransformerShape:
         )
 
     def _qkv(self, tp: int) -> dict[str, tuple[int, int]]:
-        """Returns n and k of each GEMM before attention by name, on one of `tp` GPUs."""
+        """Returns (n, k) of each GEMM before attention on one of `tp` GPUs, by op name."""
         heads = self.heads // tp
         if not self.kv_rank:
             return {"qkv": ((heads + 2 * max(1, self.kv_heads // tp)) * self.head_dim, self.hidden)}
-        # latent_down is not divided among the GPUs: each of them computes all of it.
+        # latent_down is not divided: every GPU computes all of it.
         return {
             "latent_down": (self.q_rank + self.kv_rank + self.rope_dim, self.hidden),
             "q_up": (heads * self.head_dim, self.q_rank or self.hidden),
@@ -280,7 +291,7 @@ class TransformerShape:
         Biases and layer norms are not included.
 
         dense: whether the layer is one of `dense_layers`.
-        active: whether to count only top_k of the experts.
+        active: whether to count only top_k of the routed experts.
         """
         out = self.heads // tp * self.value_width
         attention = out * self.hidden + sum(n * k for n, k in self._qkv(tp).values())
@@ -293,11 +304,12 @@ class TransformerShape:
 
     @property
     def _mlp_matrices(self) -> int:
+        """Number of weight matrices in an MLP or expert: up, down and perhaps gate."""
         return 2 + self.gated
 
     @property
     def parameters(self) -> int:
-        """Number of weights of the model, without biases and norms.
+        """Number of weights in the model, without biases and norms.
 
         `workload.parameters.parameters` includes biases and norms.
         """
@@ -305,23 +317,23 @@ class TransformerShape:
 
     @property
     def active_parameters(self) -> int:
-        """Number of `parameters` that one token uses: of the routed experts, only top_k count."""
+        """Number of `parameters` that one token uses, with only top_k of the routed experts."""
         return self._weights(active=True)
 
     @property
     def parameters_per_gpu(self) -> float:
         """Number of `parameters` on one of tp · ep GPUs.
 
-        Weights other than routed experts are copied to each of the ep GPUs.
+        `tp` divides all weights, and `ep` divides only the routed experts.
         """
         sparse = self.layers - self.dense_layers
         routed = sparse * self.experts * self._mlp_matrices * self.hidden * self.moe_ffn
         return (self.parameters - routed + routed / self.ep) / self.tp
 
     def _weights(self, *, active: bool) -> int:
-        """Returns the number of weights of all layers, the embedding and the logits.
+        """Returns the number of weights in all layers, the embedding and the logits.
 
-        active: whether to count only top_k of the experts.
+        active: whether to count only top_k of the routed experts.
         """
         dense = self.dense_layers * self.layer_weights(dense=True)
         sparse = (self.layers - self.dense_layers) * self.layer_weights(active=active)
@@ -330,8 +342,8 @@ class TransformerShape:
     def modelled_ops(self) -> tuple[Op, ...]:
         """Returns the ops that have latency models.
 
-        Without experts these are all of `ops`. With experts these are the forward ops, with one op
-        `experts` in place of the permutations and grouped GEMMs of a layer.
+        Without experts, these are all `ops`. With experts, these are the forward ops, where a
+        single op `experts` replaces a layer's permutations and grouped GEMMs.
         """
         if not self.experts:
             return self.ops()
@@ -346,7 +358,9 @@ class TransformerShape:
     def ops(self, *, backward: bool = True) -> tuple[Op, ...]:
         """Returns every op that one GPU runs per micro-batch, forward ops first.
 
-        The ops are GEMMs, softmax, attention, permutations, and the casts of a recipe.
+        The ops are GEMMs, softmax, attention, permutations, and the recipe's casts.
+
+        backward: whether to include the backward ops.
         """
         layer = self._layer_forward()
         logits = self._linear(self.vocab // self.tp, self.hidden)
@@ -361,9 +375,11 @@ class TransformerShape:
         return (*forward, *forward_casts, *gradients, *backward_casts)
 
     def _casts(self, layer: Iterable[Op], *, backward: bool) -> tuple[list[Op], list[Op]]:
-        """Returns the forward casts and the backward casts of a layer's linear ops.
+        """Returns the forward casts and the backward casts for the layers' linear ops.
 
-        Without a recipe there are no casts.
+        Without a recipe, there are no casts.
+
+        layer: forward ops of the layers.
         """
         forward_casts: list[Op] = []
         backward_casts: list[Op] = []
@@ -386,12 +402,13 @@ class TransformerShape:
         return forward_casts, backward_casts
 
     def _linear(self, n: int, k: int) -> Gemm:
+        """Returns the forward GEMM of a linear layer with n outputs and k inputs."""
         return Gemm(m=self.tokens, n=n, k=k, dtype=self.dtype, layout="nt")
 
     def _layer_forward(self) -> list[Op]:
         """Returns the forward ops of all layers, without casts and logits.
 
-        Their counts are the numbers of layers that have the op.
+        An op's count is the number of layers that have it.
         """
         heads = self.heads // self.tp
         work: dict[str, Compute] = {}
@@ -415,9 +432,9 @@ class TransformerShape:
         return found
 
     def _mlp(self, name: str, ffn: int) -> dict[str, Compute]:
-        """Returns the GEMMs of an MLP by name of the op.
+        """Returns the forward GEMMs of an MLP, by op name.
 
-        name: first part of the names, `mlp` or `shared`.
+        name: prefix of the op names, `mlp` or `shared`.
         ffn: width of the MLP on one GPU.
         """
         found: dict[str, Compute] = {}
@@ -431,7 +448,7 @@ class TransformerShape:
         return found
 
     def _attention_core(self, heads: int) -> dict[str, Compute]:
-        """Returns the ops between the linear layers of attention, by name.
+        """Returns attention's forward workloads between qkv and proj, by op name.
 
         heads: number of query heads on one GPU.
         """
@@ -464,11 +481,12 @@ class TransformerShape:
 
 
 def _forward_ops(work: Mapping[str, Compute], count: int) -> list[Op]:
+    """Returns forward ops with these names and workloads, each with the same count."""
     return [Op(name, "forward", workload, count) for name, workload in work.items()]
 
 
 def _as_of_shape(text: str) -> str:
-    """Returns a text with `TransformerShape`'s names of fields in place of `MoE`'s."""
+    """Replaces `MoE`'s field names in an error text by `TransformerShape`'s field names."""
     return text.replace("num_experts", "experts").replace("expert_ffn", "moe_ffn")
 
 
@@ -476,11 +494,11 @@ def backward_of(op: Op, fp8_recipe: str = "") -> tuple[Op, ...]:
     """Returns the backward ops of a forward op.
 
     A GEMM has two backward GEMMs, softmax and attention have one backward kernel each, and a
-    permutation runs in the other direction. For c = a·b with a m×k and b k×n, the gradient of a is
-    dc·bᵀ (m×k, reduction n). The gradient of b is aᵀ·dc (k×n, reduction m) or, for a weight stored
-    as n×k, dcᵀ·a (n×k, reduction m).
+    permutation runs in the other direction. For c[m, n] = a[m, k] · b[k, n], the gradient of a is
+    dc·bᵀ, which sums over n. The gradient of b is aᵀ·dc, which sums over m. If b is stored as n×k,
+    its gradient is stored so too, and computed as dcᵀ·a.
 
-    fp8_recipe: key of `recipes.RECIPES`, which sets the dtypes of gradients. The recipe applies to
+    fp8_recipe: key of `recipes.RECIPES`, or "" for none. The recipe sets the gradients' dtypes for
         GEMMs in its forward dtype.
     """
     work = op.workload
@@ -495,7 +513,8 @@ def backward_of(op: Op, fp8_recipe: str = "") -> tuple[Op, ...]:
     if recipe is not None and work.dtype == recipe.forward:
         dgrad = recipe.dgrad
         wgrad = recipe.wgrad
-    # The gradient of b is stored as b is: dcᵀ·a for a b stored as n×k, and aᵀ·dc for k×n.
+    # Layout of the data gradient's GEMM, and sides of the weight gradient, which is stored like b:
+    # k×n, or n×k in layout nt.
     layout = "nt"
     height, width = (work.k, work.n)
     if work.layout == "nt":
