@@ -6,15 +6,18 @@ from typing import Any
 import pytest
 from planner_doubles import PLAIN, bloom_like, job
 
+from quantbench.device import lookup
 from quantbench.planner.layout import Layout, StageKind
 from quantbench.planner.memory import (
     GIB,
     embedding_parameters,
     in_flight,
+    linear_weight_bytes,
     memory,
     stage_parameters,
 )
 from quantbench.workload import TransformerShape
+from quantbench.workload.recipes import RECIPES
 
 SMALL = TransformerShape(
     hidden=1024, heads=16, layers=4, vocab=51200, seq=512, attention="unfused", dropout=True
@@ -84,6 +87,28 @@ def test_flash_attention_keeps_no_probabilities() -> None:
     fused = job(gpus=1, gbs=8, shape=replace(SMALL, attention="flash"))
     found = memory(fused, Layout(1, 1, 1, 1, recompute="none"), PLAIN)
     assert found.activations == 4 * (512 * 1024 * 34 + 16 * 512 * 4)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "recipe", "stack", "each"),
+    [
+        ("h100-sxm5-80gb", "tensorwise", "megatron-bridge", 1 + 1),
+        ("h100-sxm5-80gb", "tensorwise", "megatron", 2 + 1 + 1),
+        ("b200-sxm-180gb", "tensorwise", "megatron-bridge", 1),
+        ("b200-sxm-180gb", "mxfp8", "nemo", 2 * 33 / 32),
+        ("b200-sxm-180gb", "nvfp4", "megatron-bridge", 2 + 2 * 9 / 16),
+    ],
+)
+def test_copies_of_quantized_weights(gpu: str, recipe: str, stack: str, each: float) -> None:
+    """As Transformer Engine's documentation adds them up; the embedding stays in 16 bits."""
+    dense = job(gpus=2, gbs=8, shape=SMALL)
+    shape = replace(SMALL, dtype=RECIPES[recipe].forward, fp8_recipe=recipe)
+    where = replace(dense.cluster, device=lookup(gpu))
+    of = replace(dense, shape=shape, cluster=where, stack=stack)
+    assert linear_weight_bytes(of) == each
+    more = memory(of, Layout(1, 2, 1, 1), PLAIN).weights
+    more -= memory(dense, Layout(1, 2, 1, 1), PLAIN).weights
+    assert more == (each - 2) * 4 * 12 * 1024**2 / 2
 
 
 def test_micro_batches_in_flight() -> None:
