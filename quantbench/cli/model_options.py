@@ -169,12 +169,10 @@ class ShapeOptions(ModelOptions):
 
     needed: sizes that must be typed if no model is named. Layers and vocab are guessed if they are
         neither needed nor typed.
-    casts: assumption on how the casts of an 8- or 4-bit training step run, as text.
     """
 
     who: ClassVar[str] = "advise"
     needed: ClassVar[tuple[str, ...]] = ("hidden", "heads")
-    casts: ClassVar[str] = "casts are kernels of their own"
 
     untied: bool = _model(False, "Separate matrices for embedding and logits.")
     fp8_recipe: str = _model(
@@ -358,7 +356,8 @@ def chosen_model(
     asked = f"--dtype {options.dtype}"
     casts = []
     if fp8_recipe:
-        casts = [options.casts, f"logits in {usual}"]
+        fused = "casts fused with norms and activations, weights cast once per step"
+        casts = [fused, f"logits in {usual}"]
         usual = RECIPES[fp8_recipe].forward
     if not options.dtype:
         asked = f"--fp8-recipe {fp8_recipe} ({usual})"
