@@ -62,7 +62,7 @@ def search_layouts(setup: Setup, *, explain: bool) -> Result:
     calibration = setup.calibration(job)
     found = search(job, times, calibration, space)
     elapsed_s = time.perf_counter() - begun
-    judged = judge_folklore(job, found)
+    judged = judge_folklore(job, found, space)
     assumed = setup.assumed()
     answer = {
         "job": job_to_json(job, calibration, times.note, assumed),
