@@ -364,7 +364,10 @@ def chosen_model(
         assumed.append(f"dtype = {usual}")
     dtype = options.dtype or usual
     if device.peak(dtype) is None:
-        raise InputError(options.who, f"{asked} on {device.name}", f"one of {device.dtypes}")
+        expected = f"one of {device.dtypes}"
+        if fp8_recipe and not options.dtype:
+            expected = recipes_of(device)
+        raise InputError(options.who, f"{asked} on {device.name}", expected)
     changes |= {"dtype": dtype, "fp8_recipe": fp8_recipe}
     try:
         shape = replace(base, **changes, **how)
@@ -372,6 +375,12 @@ def chosen_model(
         raise InputError(options.who, error.value, error.expected) from None
     assumed += [*casts, *latent_words(shape.kv_rank, shape.core_dim)]
     return shape, (*assumed, *window_ignored(shape.sliding_window, shape.seq))
+
+
+def recipes_of(device: DeviceSpec) -> str:
+    """Names the recipes that a device can run, for error messages."""
+    runs = [name for name, recipe in RECIPES.items() if device.peak(recipe.forward) is not None]
+    return f"one of {', '.join(runs)}" if runs else "a GPU with 8-bit floating-point products"
 
 
 def _following(base: TransformerShape, typed: dict[str, Any], tp: int) -> dict[str, Any]:

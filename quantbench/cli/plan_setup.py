@@ -279,7 +279,10 @@ class Setup:
         if not o.cluster:
             yield f"{self.where.name} as its system"
         if not o.stack and not o.site:
-            yield f"--stack {self.stack}" if self.stack else f"software of {self.where.name}"
+            why = ""
+            if self.stack == "megatron-bridge":
+                why = " (factors of experts and of 8-bit products are fitted to it; else megatron)"
+            yield f"--stack {self.stack}{why}" if self.stack else f"software of {self.where.name}"
         if o.dp_overlap is None:
             overlapping = "overlapping" if self.overlap else "not overlapping"
             yield f"data-parallel traffic {overlapping} with computation"
