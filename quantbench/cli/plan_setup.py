@@ -287,9 +287,12 @@ class Setup:
             overlapping = "overlapping" if self.overlap else "not overlapping"
             yield f"data-parallel traffic {overlapping} with computation"
         fitted = o.site or self.stack in self.calibrations.provenance
+        stack = software(self.stack)
+        if stack.fp32_gradients and shape.attention_dtype == "bf16":
+            yield "gradients kept in fp32"
         if shape.fp8_recipe:
             kept = f"copies in {shape.dtype} beside weights in {shape.attention_dtype}"
-            if shape.fp8_recipe in software(self.stack).narrow_weights:
+            if shape.fp8_recipe in stack.narrow_weights:
                 kept = f"weights of linear layers kept in {shape.dtype} alone"
             yield kept
         if (shape.experts or shape.fp8_recipe) and not fitted:

@@ -161,6 +161,12 @@ def _stage(
     half = w
     if layout.zero >= 3 and software(job.stack).fsdp:
         half = 0
+    gradient = half
+    states = _STATE_BYTES[job.optimizer]
+    if software(job.stack).fp32_gradients and shape.attention_dtype == "bf16":
+        # The optimizer reads them without a copy (Megatron Core User Guide, Distributed Optimizer).
+        gradient = _FP32
+        states -= _FP32
     kept = stage_activations(job, layout, kind)
     activations = kept * in_flight(layout, stage, layout.micro_batches(job.gbs))
     dense_only = kind.dense == kind.layers
@@ -184,8 +190,8 @@ def _stage(
         working += _tokens(job, layout) * vocab / layout.tp * (w + _FP32 + _FP32)
     return Memory(
         weights=weights,
-        gradients=half * shared(2),
-        optimizer=_STATE_BYTES[job.optimizer] * shared(1),
+        gradients=gradient * shared(2),
+        optimizer=states * shared(1),
         activations=activations,
         working=working,
         slack=calibration.activation_slack * (activations + working),

@@ -90,6 +90,16 @@ def test_flash_attention_keeps_no_probabilities() -> None:
 
 
 @pytest.mark.parametrize(
+    ("stack", "dtype", "each"),
+    [("megatron", "bf16", (4, 12)), ("megatron", "fp16", (2, 16)), ("nemo", "bf16", (2, 16))],
+)
+def test_fp32_gradients_need_no_copy(stack: str, dtype: str, each: tuple[int, int]) -> None:
+    of = job(gpus=1, gbs=8, shape=replace(SMALL, dtype=dtype), stack=stack)
+    found = memory(of, Layout(1, 1, 1, 1, zero=0), PLAIN)
+    assert (found.gradients, found.optimizer) == tuple(n * found.weights / 2 for n in each)
+
+
+@pytest.mark.parametrize(
     ("gpu", "recipe", "stack", "each"),
     [
         ("h100-sxm5-80gb", "tensorwise", "megatron-bridge", 1 + 1),
