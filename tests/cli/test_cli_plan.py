@@ -128,9 +128,7 @@ def test_plan_and_advise_agree_on_8_bits_and_plan_compares_one_software(
     bridge = run_json(f"{words} --stack megatron-bridge")
     assert bridge["prediction"]["sec_per_it"] == wide_s
     assert (bridge["in_16_bits"], bridge["broken"]) == (None, [])
-    said = run(f"{words} {recipe}")
-    assert "--stack megatron-bridge (factors of experts and of 8-bit products are" in said
-    assert "the same in 16 bits, with this software: " in said
+    assert "--stack megatron-bridge (factors of experts and of 8-bit" in run(f"{words} {recipe}")
 
 
 def test_a_size_that_crashes_in_8_bits_is_said_first_as_advise_says_it() -> None:
@@ -140,8 +138,7 @@ def test_a_size_that_crashes_in_8_bits_is_said_first_as_advise_says_it() -> None
     words = f"plan {words} --vocab 50304 --gpus 8 --gbs 64 --tp 1"
     for mode in ("", "--check --pp 1"):
         broken = run_json(f"{words} {mode}")["broken"]
-        assert len(broken) > 1
-        assert set(broken) <= advised
+        assert set(broken) < advised
         assert run(f"{words} {mode}").startswith(f"rule: {broken[0]}; ")
         assert "is no multiple of 16: crashes" in broken[0]
 
@@ -176,11 +173,14 @@ def test_a_site_is_fitted_to_its_runs_and_used(tmp_path: Path) -> None:
         f"51200,32,{('none', 'full')[n % 2]},"
         for n in range(12)
     ]
-    rows.write_text("\n".join([HEAD, *(cell + "1,nemo" for cell in cells)]))
+
+    def write(seconds: list[float], factor: float) -> None:
+        lines = [f"{c}{factor * s},nemo" for c, s in zip(cells, seconds, strict=True)]
+        rows.write_text("\n".join([HEAD, *lines]))
+
+    write([1.0] * 12, 1.0)
     predicted = [row["sec_per_it"] for row in run_json(f"plan --rows {rows}")["rows"]]
-    rows.write_text(
-        "\n".join([HEAD, *(f"{c}{1.3 * s},nemo" for c, s in zip(cells, predicted, strict=True))])
-    )
+    write(predicted, 1.3)
     said = run(f"plan --fit {rows} -o {site}")
     assert "fitted to 12 of 12 rows" in said
     assert "far from every known site" not in said
@@ -191,9 +191,7 @@ def test_a_site_is_fitted_to_its_runs_and_used(tmp_path: Path) -> None:
     )
     assert own["job"]["calibration"]["provenance"]["rows_fitted"] == 12
     # Times that no hardware explains are fitted, and said to be strange.
-    rows.write_text(
-        "\n".join([HEAD, *(f"{c}{0.5 * s},nemo" for c, s in zip(cells, predicted, strict=True))])
-    )
+    write(predicted, 0.5)
     assert "far from every known site" in run(f"plan --fit {rows} -o {site}")
 
 

@@ -31,14 +31,15 @@ def test_parameters_of_a_stage() -> None:
     embedding = 51200 * 1024
     assert embedding_parameters(SMALL, 1) == embedding
     whole = StageKind(4, 1, first=True, last=True)
-    assert stage_parameters(of, Layout(8, 1, 1, 1), whole) == (4 * each + embedding, 0)
-    untied = job(gpus=8, gbs=8, shape=replace(SMALL, tied=False))
-    assert stage_parameters(untied, Layout(8, 1, 1, 1), whole) == (4 * each + 2 * embedding, 0)
-    assert stage_parameters(of, Layout(4, 1, 2, 1), StageKind(2, 1, first=True)) == (
-        2 * each + embedding,
-        0,
-    )
-    assert stage_parameters(of, Layout(2, 1, 4, 1), StageKind(1, 2)) == (each, 0)
+    untied = replace(of, shape=replace(SMALL, tied=False))
+    for one, kind, layers, matrices in (
+        (of, whole, 4, 1),
+        (untied, whole, 4, 2),
+        (of, StageKind(2, 1, first=True), 2, 1),
+        (of, StageKind(1, 2), 1, 0),
+    ):
+        found = stage_parameters(one, Layout(2 * layers, 1, 4 // layers, 1), kind)
+        assert found == (layers * each + matrices * embedding, 0)
 
 
 @pytest.mark.parametrize(
@@ -56,12 +57,20 @@ def test_zero_shards_states_then_gradients_then_weights(
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "states"), [("adam", 20), ("fused_adam", 16), ("adam_8bit", 10)]
+    ("optimizer", "stack", "dtype", "each"),
+    [
+        ("adam", "", "bf16", (2, 20)),
+        ("fused_adam", "nemo", "bf16", (2, 16)),
+        ("adam_8bit", "", "bf16", (2, 10)),
+        ("fused_adam", "megatron", "fp16", (2, 16)),
+        ("fused_adam", "megatron", "bf16", (4, 12)),
+    ],
 )
-def test_optimizers(optimizer: str, states: int) -> None:
-    of = job(gpus=1, gbs=8, shape=SMALL, optimizer=optimizer)
+def test_optimizers(optimizer: str, stack: str, dtype: str, each: tuple[int, int]) -> None:
+    shape = replace(SMALL, dtype=dtype)
+    of = job(gpus=1, gbs=8, shape=shape, optimizer=optimizer, stack=stack)
     found = memory(of, Layout(1, 1, 1, 1, zero=0), PLAIN)
-    assert found.optimizer == states * found.weights / 2
+    assert (found.gradients, found.optimizer) == tuple(n * found.weights / 2 for n in each)
 
 
 @pytest.mark.parametrize(
@@ -87,16 +96,6 @@ def test_flash_attention_keeps_no_probabilities() -> None:
     fused = job(gpus=1, gbs=8, shape=replace(SMALL, attention="flash"))
     found = memory(fused, Layout(1, 1, 1, 1, recompute="none"), PLAIN)
     assert found.activations == 4 * (512 * 1024 * 34 + 16 * 512 * 4)
-
-
-@pytest.mark.parametrize(
-    ("stack", "dtype", "each"),
-    [("megatron", "bf16", (4, 12)), ("megatron", "fp16", (2, 16)), ("nemo", "bf16", (2, 16))],
-)
-def test_fp32_gradients_need_no_copy(stack: str, dtype: str, each: tuple[int, int]) -> None:
-    of = job(gpus=1, gbs=8, shape=replace(SMALL, dtype=dtype), stack=stack)
-    found = memory(of, Layout(1, 1, 1, 1, zero=0), PLAIN)
-    assert (found.gradients, found.optimizer) == tuple(n * found.weights / 2 for n in each)
 
 
 @pytest.mark.parametrize(
