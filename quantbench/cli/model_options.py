@@ -169,12 +169,10 @@ class ShapeOptions(ModelOptions):
 
     needed: sizes that must be typed if no model is named. Layers and vocab are guessed if they are
         neither needed nor typed.
-    casts: assumption on how the casts of an 8- or 4-bit training step run, as text.
     """
 
     who: ClassVar[str] = "advise"
     needed: ClassVar[tuple[str, ...]] = ("hidden", "heads")
-    casts: ClassVar[str] = "casts are kernels of their own"
 
     untied: bool = _model(False, "Separate matrices for embedding and logits.")
     fp8_recipe: str = _model(
@@ -358,14 +356,18 @@ def chosen_model(
     asked = f"--dtype {options.dtype}"
     casts = []
     if fp8_recipe:
-        casts = [options.casts, f"logits in {usual}"]
+        fused = "casts fused with norms and activations, weights cast once per step"
+        casts = [fused, f"logits in {usual}"]
         usual = RECIPES[fp8_recipe].forward
     if not options.dtype:
         asked = f"--fp8-recipe {fp8_recipe} ({usual})"
         assumed.append(f"dtype = {usual}")
     dtype = options.dtype or usual
     if device.peak(dtype) is None:
-        raise InputError(options.who, f"{asked} on {device.name}", f"one of {device.dtypes}")
+        expected = f"one of {device.dtypes}"
+        if fp8_recipe and not options.dtype:
+            expected = recipes_of(device)
+        raise InputError(options.who, f"{asked} on {device.name}", expected)
     changes |= {"dtype": dtype, "fp8_recipe": fp8_recipe}
     try:
         shape = replace(base, **changes, **how)
@@ -373,6 +375,12 @@ def chosen_model(
         raise InputError(options.who, error.value, error.expected) from None
     assumed += [*casts, *latent_words(shape.kv_rank, shape.core_dim)]
     return shape, (*assumed, *window_ignored(shape.sliding_window, shape.seq))
+
+
+def recipes_of(device: DeviceSpec) -> str:
+    """Names the recipes that a device can run, for error messages."""
+    runs = [name for name, recipe in RECIPES.items() if device.peak(recipe.forward) is not None]
+    return f"one of {', '.join(runs)}" if runs else "a GPU with 8-bit floating-point products"
 
 
 def _following(base: TransformerShape, typed: dict[str, Any], tp: int) -> dict[str, Any]:

@@ -34,7 +34,6 @@ class PlanOptions(TimesOptions, ShapeOptions):
 
     who: ClassVar[str] = "plan"
     needed: ClassVar[tuple[str, ...]] = ("hidden", "heads", "layers", "vocab")
-    casts: ClassVar[str] = "casts fused with norms and activations, weights cast once per step"
 
     optimizer: str = option(
         "", "Optimizer: fused_adam, adam or adam_8bit (default: fused_adam).", panel="Model"

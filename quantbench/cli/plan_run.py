@@ -9,6 +9,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from quantbench.alignment_rules import Broken, broken_by_shape
 from quantbench.cli.options import typed_words
 from quantbench.cli.output import Lines, Result, plain_table, warning
 from quantbench.cli.plan_options import OF_A_LAYOUT
@@ -18,13 +19,13 @@ from quantbench.latency.op_times import OpTimes
 from quantbench.planner.calibration import STACKS, Calibration
 from quantbench.planner.constraints import is_possible, violations
 from quantbench.planner.folklore import Judged, judge_folklore
-from quantbench.planner.layer_time import Span
+from quantbench.planner.layer_time import Span, divided
 from quantbench.planner.layout import Job, Layout
 from quantbench.planner.memory import GIB, limit_bytes
 from quantbench.planner.predict import NOT_COUNTED, Planner, Prediction, job_to_json
 from quantbench.planner.search import Found, search
 from quantbench.store.environment import installed_versions, relevant_environment
-from quantbench.units import billions, percent
+from quantbench.units import billions, counted, percent
 from quantbench.workload.parameters import parameters
 
 # Maximum number of layouts in the table, and of further layouts that the line below it names.
@@ -62,8 +63,11 @@ def search_layouts(setup: Setup, *, explain: bool) -> Result:
     calibration = setup.calibration(job)
     found = search(job, times, calibration, space)
     elapsed_s = time.perf_counter() - begun
-    judged = judge_folklore(job, found)
+    judged = judge_folklore(job, found, space)
     assumed = setup.assumed()
+    fastest = next(iter(found.ranked), None)
+    broken = _broken_sizes(job, fastest)
+    wide = _in_16_bits(job, fastest, times, calibration)
     answer = {
         "job": job_to_json(job, calibration, times.note, assumed),
         "space": space,
@@ -71,10 +75,13 @@ def search_layouts(setup: Setup, *, explain: bool) -> Result:
         "too_large": found.too_large,
         "search_s": elapsed_s,
         "layouts": map(Prediction.to_json, found.ranked),
+        "broken": [one.words for one in broken],
+        "in_16_bits": wide and wide.to_json(),
         "rules_of_thumb": map(Judged.to_json, judged),
     }
 
     def lines() -> Lines:
+        yield from _broken_lines(broken)
         yield from header_lines(job, assumed)
         if explain:
             yield from _source_lines(calibration, times)
@@ -89,13 +96,65 @@ def search_layouts(setup: Setup, *, explain: bool) -> Result:
                 f"or a smaller model"
             )
         yield said
-        if found.ranked:
+        if fastest is not None:
             yield from _ranking_lines(found)
+            yield from _wide_lines(fastest, wide, calibration)
             if explain:
                 yield from _explaining_lines(setup, job, found, judged, times)
-            yield _next_line(setup, found.ranked[0].layout)
+            yield _next_line(setup, fastest.layout)
 
     return Result(answer, lines(), exit_code=not found.ranked)
+
+
+def _broken_sizes(job: Job, p: Prediction | None) -> list[Broken]:
+    """Returns the sizes of a layout with a recipe that crash or have unaligned rows.
+
+    The number of rows of an expert is left out, because Megatron pads it
+    (moe_router_padding_for_fp8).
+    """
+    if p is None or not job.shape.fp8_recipe:
+        return []
+    own = divided(job.shape, p.layout.tp, p.layout.mbs)
+    found: dict[str, Broken] = {}
+    for one in broken_by_shape(own, library="torch", device=job.cluster.device):
+        sides = one.rule.sides
+        crashes = one.rule.effect == "crashes" and "rows of an expert" not in sides
+        if crashes or "rows" in sides:
+            found.setdefault(one.name, one)
+    return list(found.values())
+
+
+def _broken_lines(broken: Sequence[Broken]) -> Lines:
+    """Yields a line on the worst of the sizes that `_broken_sizes` returns."""
+    if not broken:
+        return
+    words = broken[0].words
+    if len(broken) > 1:
+        words += f"; {counted(len(broken) - 1, 'other size')} too: advise lists the rules"
+    yield ("rule: ", "bold red"), words
+
+
+def _in_16_bits(
+    job: Job, p: Prediction | None, times: OpTimes, calibration: Calibration
+) -> Prediction | None:
+    """Predicts a layout with a recipe with products in 16 bits and the same software."""
+    shape = job.shape
+    if p is None or not shape.fp8_recipe:
+        return None
+    wide = replace(job, shape=replace(shape, dtype=shape.attention_dtype, fp8_recipe=""))
+    return Planner(wide, times, calibration).predict(p.layout)
+
+
+def _wide_lines(p: Prediction, wide: Prediction | None, calibration: Calibration) -> Iterator[str]:
+    """Yields a line that compares a layout with the same layout in 16 bits, if there is one."""
+    if wide is None:
+        return
+    fits = "" if wide.fits else ", does not fit"
+    yield (
+        f"the same in 16 bits, with this software: {_seconds(wide.iteration.sec, '–')} s, "
+        f"{_more(wide, p)}{fits}; advise compares single products, without norms, traffic and the "
+        f"factor of 8- and 4-bit ones (here {calibration.quantized_factor:.2f})"
+    )
 
 
 def _ranking_lines(found: Found) -> Lines:
@@ -308,14 +367,19 @@ def check_layout(setup: Setup, *, explain: bool) -> Result:
     prediction = None
     if not strict:
         prediction = Planner(job, times, calibration).predict(layout)
+    broken_sizes = _broken_sizes(job, prediction)
+    wide = _in_16_bits(job, prediction, times, calibration)
     answer = {
         "job": job_to_json(job, calibration, times.note, assumed),
         "violations": broken,
         "layout": layout,
         "prediction": prediction and prediction.to_json(),
+        "broken": [one.words for one in broken_sizes],
+        "in_16_bits": wide and wide.to_json(),
     }
 
     def lines() -> Lines:
+        yield from _broken_lines(broken_sizes)
         yield from header_lines(job, assumed)
         if explain:
             yield from _source_lines(calibration, times)
@@ -330,6 +394,7 @@ def check_layout(setup: Setup, *, explain: bool) -> Result:
             yield "  ", effect, f" {v}"
         if prediction is not None:
             yield from _prediction_lines(prediction, limit_bytes(job))
+            yield from _wide_lines(prediction, wide, calibration)
             if explain:
                 yield _memory_table(prediction, calibration)
 

@@ -279,11 +279,22 @@ class Setup:
         if not o.cluster:
             yield f"{self.where.name} as its system"
         if not o.stack and not o.site:
-            yield f"--stack {self.stack}" if self.stack else f"software of {self.where.name}"
+            why = ""
+            if self.stack == "megatron-bridge":
+                why = " (factors of experts and of 8-bit products are fitted to it; else megatron)"
+            yield f"--stack {self.stack}{why}" if self.stack else f"software of {self.where.name}"
         if o.dp_overlap is None:
             overlapping = "overlapping" if self.overlap else "not overlapping"
             yield f"data-parallel traffic {overlapping} with computation"
         fitted = o.site or self.stack in self.calibrations.provenance
+        stack = software(self.stack)
+        if stack.fp32_gradients and shape.attention_dtype == "bf16":
+            yield "gradients kept in fp32"
+        if shape.fp8_recipe:
+            kept = f"copies in {shape.dtype} beside weights in {shape.attention_dtype}"
+            if shape.fp8_recipe in stack.narrow_weights:
+                kept = f"weights of linear layers kept in {shape.dtype} alone"
+            yield kept
         if (shape.experts or shape.fp8_recipe) and not fitted:
             yield "nothing fitted to 8-bit products or experts of that software"
         if o.profile is None:

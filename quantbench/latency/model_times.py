@@ -18,7 +18,7 @@ from quantbench.latency.estimate import Estimate
 from quantbench.latency.gemm.cost_model import resident_blocks
 from quantbench.latency.gemm.inputs import LARGEST_SIDE
 from quantbench.latency.gemm.model import GemmModel, shipped_model
-from quantbench.latency.libraries import library_words, resolve_library
+from quantbench.latency.libraries import libraries_of, library_words, resolve_library
 from quantbench.latency.moe import MoEModel
 from quantbench.latency.op_times import UNMEASURED_COMMON, OpTimes, RememberedTimes, peak_share
 from quantbench.latency.softmax import SoftmaxModel
@@ -110,7 +110,7 @@ class ModelTimes:
             launch, waves = _launch_and_waves(found, work, self.device, in_waves=in_waves)
             why = ""
             if not model.rows:
-                why = f"{dtype} products: none measured on {self.device.name}"
+                why = _why_unmeasured(model, dtype)
             elif work.batch > 1 and not batched:
                 why = "batched products: none measured"
             elif not model.unaligned and misaligned_sides(work):
@@ -233,6 +233,15 @@ def _origin(model: GemmModel) -> str:
         words += f" of {of['framework']} {of['framework_version']}"
         words += f", {median:.1f} % off (median) on others"
     return words
+
+
+def _why_unmeasured(model: GemmModel, dtype: str) -> str:
+    """Returns why no measurement supports the times of a prior."""
+    measured = libraries_of(model.device.name, dtype)
+    if model.library in measured:
+        return f"{dtype} products of {model.library}: no model of its public table is shipped"
+    whose = f" of {model.library}" if measured else ""
+    return f"{dtype} products{whose}: none measured on {model.device.name}"
 
 
 def require_reach(m: int, n: int, k: int) -> None:

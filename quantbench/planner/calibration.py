@@ -42,21 +42,34 @@ class Stack:
     overlaps: whether it overlaps data-parallel traffic with computation by default.
     fsdp: whether its ZeRO-3 is PyTorch's FSDP.
     stages_with_zero: whether it can combine ZeRO-2 and ZeRO-3 with pipeline stages.
+    fp32_gradients: whether it accumulates and reduces gradients of bf16 weights in fp32 by default.
+    narrow_weights: recipes with which it keeps no 16-bit weights of linear layers, only their
+        quantized copies (fp8_param_gather).
     """
 
     kernels: str = "fused"
     overlaps: bool = True
     fsdp: bool = False
     stages_with_zero: bool = False
+    fp32_gradients: bool = False
+    narrow_weights: tuple[str, ...] = ()
+
+
+# Sources: NeMo, nemo/collections/llm/recipes/precision/mixed_precision.py, and Megatron-Bridge,
+# src/megatron/bridge/training/mixed_precision.py, which set fp8_param_gather for these recipes, and
+# neither for blockwise scaling nor for nvfp4. In Megatron-LM, --fp8-param-gather is off by default.
+_PARAM_GATHER = ("tensorwise", "tensorwise_bf16_wgrad", "mxfp8")
 
 
 STACKS = {
-    # Megatron-LM with its fused kernels and distributed optimizer.
-    "megatron": Stack(),
+    # Megatron-LM with its fused kernels and distributed optimizer. Its arguments.py sets
+    # accumulate_allreduce_grads_in_fp32 for bf16. The performance recipes of NeMo and
+    # Megatron-Bridge, whose runs are published, unset grad_reduce_in_fp32.
+    "megatron": Stack(fp32_gradients=True),
     # Megatron with Transformer Engine and overlapped collectives.
-    "nemo": Stack(),
+    "nemo": Stack(narrow_weights=_PARAM_GATHER),
     # Megatron-Bridge 26.04.01 (2026), with FP8 and experts.
-    "megatron-bridge": Stack(),
+    "megatron-bridge": Stack(narrow_weights=_PARAM_GATHER),
     # FSDP2 with torch.compile.
     "torchtitan": Stack("compiled", fsdp=True, stages_with_zero=True),
     # PyTorch's FSDP with torch.compile.

@@ -9,7 +9,7 @@ from typing import Any
 from quantbench.planner.layout import Job
 from quantbench.planner.memory import GIB
 from quantbench.planner.predict import Prediction
-from quantbench.planner.search import Found
+from quantbench.planner.search import Found, LayoutSpace
 from quantbench.units import percent
 from quantbench.workload.dtypes import ALIGNED_ELEMENTS
 from quantbench.workload.parameters import parameters
@@ -45,7 +45,7 @@ class Judged:
     """Verdict on a rule of thumb for one job.
 
     verdict: `holds`, `costs time`, `fails` (no layout that follows the rule fits, or its prediction
-        is wrong), or `note`.
+        is wrong), or `note` (among others where the search left out what the rule recommends).
     finding: text of the comparison.
     cost: time of the rule's best layout over the time of the best of all layouts, minus 1; None if
         no layout is compared.
@@ -128,8 +128,11 @@ _ALIGNED_HEADS = LayoutRule(
 )
 
 
-def judge_folklore(job: Job, found: Found) -> list[Judged]:
-    """Compares every rule with the layouts that fit. Returns an empty list if none fits."""
+def judge_folklore(job: Job, found: Found, space: LayoutSpace) -> list[Judged]:
+    """Compares every rule with the layouts that fit. Returns an empty list if none fits.
+
+    space: layouts that were searched.
+    """
     if not found.ranked:
         return []
     best = found.ranked[0]
@@ -157,26 +160,40 @@ def judge_folklore(job: Job, found: Found) -> list[Judged]:
         distance = f"{unaligned} over {distance}"
     fullest_words = f"the fullest layout that fits ({fullest.memory.total_gib:.0f} GiB)"
     return [
-        _best_of(_DATA_PARALLEL, found, "dp", most, f"with the most DP ({most})"),
-        _best_of(_TENSOR_LAST, found, "tp", least, f"with the least TP that fits ({least})"),
-        _best_of(whole_node, found, "tp", node, f"with TP {node}"),
-        _best_of(_MICRO_BATCH, found, "mbs", 2, "with MBS 2"),
+        _best_of(_DATA_PARALLEL, found, space, "dp", most, f"with the most DP ({most})"),
+        _best_of(_TENSOR_LAST, found, space, "tp", least, f"with the least TP that fits ({least})"),
+        _best_of(whole_node, found, space, "tp", node, f"with TP {node}"),
+        _best_of(_MICRO_BATCH, found, space, "mbs", 2, "with MBS 2"),
         _compared(_FULL_MEMORY, found, fullest, fullest_words),
-        _eighteen_bytes(job, found),
+        _eighteen_bytes(job, found, space),
         Judged(_FEW_MICRO_BATCHES, "note", f"the best has {batches}: {bubble}"),
         Judged(_WAVES, "note", f"hidden {hidden}: {past_edges}"),
         Judged(_ALIGNED_HEADS, aligned, f"head_dim {head_dim} is {distance}"),
     ]
 
 
-def _best_of(rule: LayoutRule, found: Found, name: str, degree: int, which: str) -> Judged:
+def _excluded(space: LayoutSpace, name: str, degree: int) -> bool:
+    """Returns whether the search was limited to other values of a degree."""
+    searched = getattr(space, name)
+    return bool(searched) and degree not in searched
+
+
+def _best_of(
+    rule: LayoutRule, found: Found, space: LayoutSpace, name: str, degree: int, which: str
+) -> Judged:
     """Compares the best layout whose degree `name` is `degree` with the best of all layouts.
 
     which: text for the layouts with this degree.
     """
+    if _excluded(space, name, degree):
+        return Judged(rule, "note", f"layouts {which} are excluded by --{name}")
     choice = next((p for p in found.ranked if getattr(p.layout, name) == degree), None)
     if choice is None:
-        return Judged(rule, "fails", f"nothing {which} fits; the best is {found.ranked[0].layout}")
+        return Judged(
+            rule,
+            "fails",
+            f"no layout {which} keeps every rule and fits; the best is {found.ranked[0].layout}",
+        )
     return _compared(rule, found, choice, f"the best {which}")
 
 
@@ -194,8 +211,12 @@ def _compared(rule: LayoutRule, found: Found, choice: Prediction, which: str) ->
     return Judged(rule, "costs time", finding, cost, choice)
 
 
-def _eighteen_bytes(job: Job, found: Found) -> Judged:
+def _eighteen_bytes(job: Job, found: Found, space: LayoutSpace) -> Judged:
     """Compares the rule of 18 bytes per parameter with the layouts that fit one GPU."""
+    for name in ("tp", "pp"):
+        if _excluded(space, name, 1):
+            text = f"layouts without model parallelism are excluded by --{name}"
+            return Judged(_EIGHTEEN_BYTES, "note", text)
     needed = _BYTES_PER_PARAMETER * parameters(job.shape)
     limit = _MEMORY_SHARE * job.cluster.device.memory_bytes
     alone = any(p.layout.tp * p.layout.pp == 1 for p in found.ranked)

@@ -26,7 +26,6 @@ from quantbench.workload.kinds import Compute
 from quantbench.workload.moe import Permute
 from quantbench.workload.ops import Cast
 from quantbench.workload.parameters import padded_vocab
-from quantbench.workload.recipes import RECIPES, casts_of
 
 # Ops between the qkv projection and the output projection.
 _CORE = ("scores", "softmax", "context", "attention")
@@ -37,12 +36,6 @@ _CORE = ("scores", "softmax", "context", "attention")
 # it on B300 and GB300 (aiconfigurator-core 0.12.0, context_mla_perf, 1024 tokens and more). The
 # backward pass is not measured.
 _LATENT_SCATTER = math.log(1.4)
-
-# GEMMs whose input comes from attention, a residual addition or a permutation, and GEMMs for which
-# the gradient of the output comes from one of these. The cast of such an input or gradient is a
-# kernel of its own, whose bytes are counted (`_moved`).
-_CASTS_INPUT = ("proj", "experts_up", "experts_up_gate")
-_CASTS_GRADIENT = ("qkv", "q_up", "kv_up", "proj", "mlp_down", "shared_down", "experts_down")
 
 # Bytes that the vocabulary-parallel cross entropy moves per logit, in fp32. The logits are cast,
 # reduced twice, exponentiated and scaled, and the gradient is written and cast back (Megatron-LM,
@@ -235,7 +228,7 @@ class LayerTimes:
         forward_bytes, backward_bytes = _vector_bytes(own, key)
         moved_forward = moved_backward = 0
         for op in ops:
-            moved = _moved(op, shape)
+            moved = _moved(op)
             moved_forward += moved[0]
             moved_backward += moved[1]
             time = NO_TIME
@@ -387,27 +380,13 @@ def _other_places(shape: TransformerShape, places: float) -> float:
     return (places - 1) * share
 
 
-def _moved(op: Op, shape: TransformerShape) -> tuple[int, int]:
-    """Returns the bytes (forward, backward) that an op moves in addition to its GEMM.
-
-    These are the bytes of a permutation, or of the casts of a GEMM that are kernels of their own.
-    Transformer Engine casts weights once per iteration, and casts the output of a norm or an
-    activation within the kernel that computes it (LayerNormLinear, LayerNormMLP), so these casts
-    are not counted.
-    """
+def _moved(op: Op) -> tuple[int, int]:
+    """Returns the bytes (forward, backward) that a cast or a permutation moves."""
     work = op.workload
-    forward = op.phase == "forward"
-    if isinstance(work, Permute):
-        return work.min_bytes * forward, work.min_bytes * (not forward)
-    if isinstance(work, GroupedGemm):
-        work = work.gemm(work.rows)
-    if not (forward and shape.fp8_recipe and isinstance(work, Gemm) and work.dtype == shape.dtype):
+    if not isinstance(work, Cast | Permute):
         return 0, 0
-    inputs, gradients = casts_of(work, RECIPES[shape.fp8_recipe], backward=True)
-    return (
-        inputs[0].min_bytes * (op.name in _CASTS_INPUT),
-        gradients[0].min_bytes * (op.name in _CASTS_GRADIENT),
-    )
+    forward = op.phase == "forward"
+    return work.min_bytes * forward, work.min_bytes * (not forward)
 
 
 def _timed(work: Compute) -> dict[Compute, float]:

@@ -95,16 +95,48 @@ def stage_parameters(job: Job, layout: Layout, kind: StageKind) -> tuple[int, in
     Biases and norms are included.
     """
     shape = job.shape
-    sparse = kind.layers - kind.dense
     embeddings = kind.first + kind.last
     if kind.first and kind.last and shape.tied:
         embeddings = 1
+    linear, experts = _linear_weights(shape, layout, kind)
+    # Biases and norms count as 9 · hidden parameters per layer.
+    layers = linear + kind.layers * 9 * shape.hidden
+    matrices = embeddings * embedding_parameters(shape, layout.tp)
+    return round(layers + matrices), round(experts)
+
+
+def _linear_weights(
+    shape: TransformerShape, layout: Layout, kind: StageKind
+) -> tuple[float, float]:
+    """Returns the weights of a stage's linear layers: without its experts, and of its experts."""
+    sparse = kind.layers - kind.dense
     own, experts = layer_weights(shape, layout)
     own_dense, _ = layer_weights(shape, layout, dense=True)
-    # Biases and norms count as 9 · hidden parameters per layer.
-    layers = sparse * own + kind.dense * own_dense + kind.layers * 9 * shape.hidden
-    matrices = embeddings * embedding_parameters(shape, layout.tp)
-    return round(layers + matrices), round(sparse * experts)
+    return sparse * own + kind.dense * own_dense, sparse * experts
+
+
+def linear_weight_bytes(job: Job) -> float:
+    """Returns the bytes that a GPU keeps of each weight of a linear layer during a micro-batch.
+
+    With a recipe, Transformer Engine keeps quantized copies beside the 16-bit weights, unless the
+    weights themselves are quantized (`Stack.narrow_weights`). The forward GEMM and dgrad read the
+    weights in different directions and need a copy each: Hopper's FP8 GEMMs take the TN layout
+    only, and blocks of scales have a direction. Tensor cores of compute capability 10.x and 11.x
+    read FP8 with one scale per tensor in both directions. Sources: Transformer Engine,
+    docs/features/low_precision_training/performance_considerations, issues 1261 and 1880, and
+    nvte_is_non_tn_fp8_gemm_supported.
+    """
+    shape = job.shape
+    if not shape.fp8_recipe:
+        return shape.element_bytes
+    copies = 2
+    major, _ = job.cluster.device.compute_capability or (0, 0)
+    if shape.dtype == "fp8" and major in (10, 11):
+        copies = 1
+    kept = copies * DTYPES[shape.dtype].b_bytes
+    if shape.fp8_recipe not in software(job.stack).narrow_weights:
+        kept += shape.element_bytes
+    return kept
 
 
 def _stage(
@@ -129,6 +161,12 @@ def _stage(
     half = w
     if layout.zero >= 3 and software(job.stack).fsdp:
         half = 0
+    gradient = half
+    states = _STATE_BYTES[job.optimizer]
+    if software(job.stack).fp32_gradients and shape.attention_dtype == "bf16":
+        # The optimizer reads them without a copy (Megatron Core User Guide, Distributed Optimizer).
+        gradient = _FP32
+        states -= _FP32
     kept = stage_activations(job, layout, kind)
     activations = kept * in_flight(layout, stage, layout.micro_batches(job.gbs))
     dense_only = kind.dense == kind.layers
@@ -138,18 +176,22 @@ def _stage(
         working = _layer_activations(job, layout, dense=dense_only)
     elif layout.recompute == "selective":
         working = _core_activations(job, layout)
+    each = linear_weight_bytes(job)
+    weights = half * shared(3)
     if layout.zero >= 3:
         # The gathered weights of the current layer and of the next one, and the gradients of one
         # layer.
-        working += 3 * w * sum(layer_weights(shape, layout, dense=dense_only))
+        working += (2 * each + w) * sum(layer_weights(shape, layout, dense=dense_only))
+    else:
+        weights += (each - w) * sum(_linear_weights(shape, layout, kind))
     if kind.last:
         # The fp16 logits, their fp32 copy and the gradient.
         vocab = padded_vocab(shape.vocab, layout.tp)
         working += _tokens(job, layout) * vocab / layout.tp * (w + _FP32 + _FP32)
     return Memory(
-        weights=half * shared(3),
-        gradients=half * shared(2),
-        optimizer=_STATE_BYTES[job.optimizer] * shared(1),
+        weights=weights,
+        gradients=gradient * shared(2),
+        optimizer=states * shared(1),
         activations=activations,
         working=working,
         slack=calibration.activation_slack * (activations + working),

@@ -15,9 +15,8 @@ class Recipe:
 
     Tensor cores read 8-bit inputs along the reduction dimension. Each tensor is used in two GEMMs
     with different reduction dimensions, so its cast writes two copies. On Blackwell, formats with
-    one scale per tensor need no second copy, but this is not modelled. The model counts casts as
-    separate kernels that read bf16, and casts weights once per micro-batch. Scores, norms,
-    embedding and logits stay in 16 bits.
+    one scale per tensor need no second copy, but this is not modelled. Scores, norms, embedding and
+    logits stay in 16 bits.
 
     forward: dtype of the GEMM that computes y.
     dgrad: dtype of the GEMM that computes the gradient of x.
@@ -47,26 +46,35 @@ _ALL = (
 RECIPES = {recipe.name: recipe for recipe in _ALL}
 
 
+# Ops whose input comes from attention, a residual addition or a permutation, and ops for which the
+# gradient of the output comes from one of these. The cast of such a tensor is a kernel of its own.
+# Transformer Engine casts weights once per iteration, and casts the output of a norm or an
+# activation within the kernel that computes it (LayerNormLinear, LayerNormMLP).
+_CASTS_INPUT = ("proj", "experts_up", "experts_up_gate")
+_CASTS_GRADIENT = ("qkv", "q_up", "kv_up", "proj", "mlp_down", "shared_down", "experts_down")
+
+
 def casts_of(
-    gemm: Gemm, recipe: Recipe, *, backward: bool, new_input: bool = True, experts: int = 1
+    name: str, gemm: Gemm, recipe: Recipe, *, backward: bool
 ) -> tuple[list[Cast], list[Cast]]:
     """Returns two lists: the casts before a linear layer's forward GEMM, and before its gradients.
 
+    Only casts that are separate kernels are returned. They read bf16.
+
+    name: name of the linear layer's op.
     gemm: the forward GEMM.
-    backward: whether gradients are computed. If so, the forward casts also write the second copies
-        of x and W, for gradient GEMMs that use the forward dtype.
-    new_input: whether x must be cast; False if another layer with the same input casts it.
-    experts: number of weight matrices among which the GEMM's rows are divided.
+    backward: whether gradients are computed. The forward cast then also writes the copy of x for
+        the gradient of W, if that copy has the forward dtype.
     """
+    copies = 1 + (backward and recipe.wgrad == recipe.forward)
 
-    def cast(rows: int, cols: int, second: str) -> Cast:
-        copies = 1 + (backward and second == recipe.forward)
-        return Cast(rows, cols, to=recipe.forward, reads=recipe.reads, copies=copies)
+    def cast(cols: int) -> Cast:
+        return Cast(gemm.m, cols, to=recipe.forward, reads=recipe.reads, copies=copies)
 
-    forward = [cast(experts * gemm.n, gemm.k, recipe.dgrad)]
-    if new_input:
-        forward.insert(0, cast(gemm.m, gemm.k, recipe.wgrad))
+    forward = []
+    if name in _CASTS_INPUT:
+        forward.append(cast(gemm.k))
     gradients = []
-    if backward:
-        gradients.append(cast(gemm.m, gemm.n, recipe.wgrad))
+    if backward and name in _CASTS_GRADIENT:
+        gradients.append(cast(gemm.n))
     return forward, gradients

@@ -388,15 +388,10 @@ class TransformerShape:
         recipe = RECIPES[self.fp8_recipe]
         for op in layer:
             work: Compute = op.workload
-            experts = 1
             if isinstance(work, GroupedGemm):
-                experts = work.num_experts
                 work = work.gemm(work.rows)
             if isinstance(work, Gemm) and work.dtype == self.dtype:
-                new = op.name != "mlp_gate"  # mlp_gate has the input of mlp_up
-                before, after = casts_of(
-                    work, recipe, backward=backward, new_input=new, experts=experts
-                )
+                before, after = casts_of(op.name, work, recipe, backward=backward)
                 forward_casts += [Op("cast", "forward", cast, op.count) for cast in before]
                 backward_casts += [Op("cast", "backward", cast, op.count) for cast in after]
         return forward_casts, backward_casts

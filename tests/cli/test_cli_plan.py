@@ -110,6 +110,39 @@ def test_checking_one_layout() -> None:
     assert {v["name"] for v in data["violations"] if v["strict"]} == {"gpus", "stages"}
 
 
+@pytest.mark.parametrize(
+    ("sizes", "faster"),
+    [("--model llama-3-8b", True), ("--hidden 1024 --heads 16 --layers 24 --vocab 50304", False)],
+)
+def test_plan_and_advise_agree_on_8_bits_and_plan_compares_one_software(
+    sizes: str, faster: bool
+) -> None:
+    words = f"{sizes} --gpu h100-sxm5-80gb"
+    recipe = "--fp8-recipe tensorwise"
+    narrow_us = run_json(f"advise {words} {recipe} --top 0")["latency_us"]
+    assert (narrow_us < run_json(f"advise {words} --top 0")["latency_us"]) is faster
+    words = f"plan {words} --gpus 8 --gbs 64 --check --tp 1 --pp 1 --zero 3"
+    found = run_json(f"{words} {recipe}")
+    wide_s = found["in_16_bits"]["sec_per_it"]
+    assert (found["prediction"]["sec_per_it"] < wide_s) is faster
+    bridge = run_json(f"{words} --stack megatron-bridge")
+    assert bridge["prediction"]["sec_per_it"] == wide_s
+    assert (bridge["in_16_bits"], bridge["broken"]) == (None, [])
+    assert "--stack megatron-bridge (factors of experts and of 8-bit" in run(f"{words} {recipe}")
+
+
+def test_a_size_that_crashes_in_8_bits_is_said_first_as_advise_says_it() -> None:
+    words = "--hidden 4100 --heads 20 --head-dim 205 --ffn 11008 --layers 8 --gpu h100-sxm5-80gb"
+    words += " --fp8-recipe tensorwise"
+    advised = {one["words"] for one in run_json(f"advise {words} --top 0")["broken_rules"]}
+    words = f"plan {words} --vocab 50304 --gpus 8 --gbs 64 --tp 1"
+    for mode in ("", "--check --pp 1"):
+        broken = run_json(f"{words} {mode}")["broken"]
+        assert set(broken) < advised
+        assert run(f"{words} {mode}").startswith(f"rule: {broken[0]}; ")
+        assert "is no multiple of 16: crashes" in broken[0]
+
+
 def test_rows_of_a_table() -> None:
     assert "hardware TFLOP/s" in run(f"plan --rows {TABLE}")
     data = run_json(f"plan --rows {TABLE}")
@@ -140,11 +173,14 @@ def test_a_site_is_fitted_to_its_runs_and_used(tmp_path: Path) -> None:
         f"51200,32,{('none', 'full')[n % 2]},"
         for n in range(12)
     ]
-    rows.write_text("\n".join([HEAD, *(cell + "1,nemo" for cell in cells)]))
+
+    def write(seconds: list[float], factor: float) -> None:
+        lines = [f"{c}{factor * s},nemo" for c, s in zip(cells, seconds, strict=True)]
+        rows.write_text("\n".join([HEAD, *lines]))
+
+    write([1.0] * 12, 1.0)
     predicted = [row["sec_per_it"] for row in run_json(f"plan --rows {rows}")["rows"]]
-    rows.write_text(
-        "\n".join([HEAD, *(f"{c}{1.3 * s},nemo" for c, s in zip(cells, predicted, strict=True))])
-    )
+    write(predicted, 1.3)
     said = run(f"plan --fit {rows} -o {site}")
     assert "fitted to 12 of 12 rows" in said
     assert "far from every known site" not in said
@@ -155,9 +191,7 @@ def test_a_site_is_fitted_to_its_runs_and_used(tmp_path: Path) -> None:
     )
     assert own["job"]["calibration"]["provenance"]["rows_fitted"] == 12
     # Times that no hardware explains are fitted, and said to be strange.
-    rows.write_text(
-        "\n".join([HEAD, *(f"{c}{0.5 * s},nemo" for c, s in zip(cells, predicted, strict=True))])
-    )
+    write(predicted, 0.5)
     assert "far from every known site" in run(f"plan --fit {rows} -o {site}")
 
 
@@ -214,6 +248,14 @@ def test_stages_that_count_embeddings_can_be_interleaved() -> None:
 )
 def test_wrong_use_names_the_value(words: str, value: str) -> None:
     assert refused(words).value == value
+
+
+def test_a_recipe_that_the_gpu_cannot_run_is_refused_with_those_that_it_can() -> None:
+    assert refused(f"{LLAMA} --fp8-recipe nvfp4").expected.endswith("tensorwise_bf16_wgrad, block")
+    assert (
+        "a GPU with 8-bit"
+        in refused("advise --model gpt-j-6b --gpu a100-sxm4-80gb --fp8-recipe block").expected
+    )
 
 
 def test_a_search_tries_no_micro_batch_that_is_too_large_to_predict() -> None:

@@ -17,6 +17,8 @@ from quantbench.latency.libraries import (
     libraries_of,
     library_words,
 )
+from quantbench.latency.model_times import ModelTimes
+from quantbench.workload import Gemm
 from quantbench.workload.dtypes import GEMM_DTYPES
 
 H100 = "h100-sxm5-80gb"
@@ -60,5 +62,8 @@ def test_a_library_without_a_shipped_model_gets_the_prior_which_says_what_to_do(
     found = GemmModel.best(H100, dtype="fp8", library="sglang")
     assert (found.rows, found.library) == (0, "sglang")
     assert "is shipped: quantbench import" in found.note
+    for library, why in (("sglang", "no model of its public table"), ("aiter", "none measured")):
+        (one,) = ModelTimes(lookup(H100), library).estimates([Gemm(4096, 4096, 4096)])
+        assert one.unmeasured.startswith(f"bf16 products of {library}: {why}")
     with pytest.raises(InputError, match="library = 'cublas'; expected one of torch"):
         GemmModel.best(H100, dtype="fp8", library="cublas")

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from planner_doubles import PLAIN, bloom_like, job
 
+from quantbench.device import lookup
 from quantbench.planner.layout import Layout, StageKind
 from quantbench.planner.memory import (
     GIB,
@@ -15,6 +16,7 @@ from quantbench.planner.memory import (
     stage_parameters,
 )
 from quantbench.workload import TransformerShape
+from quantbench.workload.recipes import RECIPES
 
 SMALL = TransformerShape(
     hidden=1024, heads=16, layers=4, vocab=51200, seq=512, attention="unfused", dropout=True
@@ -28,14 +30,15 @@ def test_parameters_of_a_stage() -> None:
     embedding = 51200 * 1024
     assert embedding_parameters(SMALL, 1) == embedding
     whole = StageKind(4, 1, first=True, last=True)
-    assert stage_parameters(of, Layout(8, 1, 1, 1), whole) == (4 * each + embedding, 0)
-    untied = job(gpus=8, gbs=8, shape=replace(SMALL, tied=False))
-    assert stage_parameters(untied, Layout(8, 1, 1, 1), whole) == (4 * each + 2 * embedding, 0)
-    assert stage_parameters(of, Layout(4, 1, 2, 1), StageKind(2, 1, first=True)) == (
-        2 * each + embedding,
-        0,
-    )
-    assert stage_parameters(of, Layout(2, 1, 4, 1), StageKind(1, 2)) == (each, 0)
+    untied = replace(of, shape=replace(SMALL, tied=False))
+    for one, kind, layers, matrices in (
+        (of, whole, 4, 1),
+        (untied, whole, 4, 2),
+        (of, StageKind(2, 1, first=True), 2, 1),
+        (of, StageKind(1, 2), 1, 0),
+    ):
+        found = stage_parameters(one, Layout(2 * layers, 1, 4 // layers, 1), kind)
+        assert found == (layers * each + matrices * embedding, 0)
 
 
 @pytest.mark.parametrize(
@@ -53,12 +56,20 @@ def test_zero_shards_states_then_gradients_then_weights(
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "states"), [("adam", 20), ("fused_adam", 16), ("adam_8bit", 10)]
+    ("optimizer", "stack", "dtype", "each"),
+    [
+        ("adam", "", "bf16", (2, 20)),
+        ("fused_adam", "nemo", "bf16", (2, 16)),
+        ("adam_8bit", "", "bf16", (2, 10)),
+        ("fused_adam", "megatron", "fp16", (2, 16)),
+        ("fused_adam", "megatron", "bf16", (4, 12)),
+    ],
 )
-def test_optimizers(optimizer: str, states: int) -> None:
-    of = job(gpus=1, gbs=8, shape=SMALL, optimizer=optimizer)
+def test_optimizers(optimizer: str, stack: str, dtype: str, each: tuple[int, int]) -> None:
+    shape = replace(SMALL, dtype=dtype)
+    of = job(gpus=1, gbs=8, shape=shape, optimizer=optimizer, stack=stack)
     found = memory(of, Layout(1, 1, 1, 1, zero=0), PLAIN)
-    assert found.optimizer == states * found.weights / 2
+    assert (found.gradients, found.optimizer) == tuple(n * found.weights / 2 for n in each)
 
 
 @pytest.mark.parametrize(
@@ -84,6 +95,26 @@ def test_flash_attention_keeps_no_probabilities() -> None:
     fused = job(gpus=1, gbs=8, shape=replace(SMALL, attention="flash"))
     found = memory(fused, Layout(1, 1, 1, 1, recompute="none"), PLAIN)
     assert found.activations == 4 * (512 * 1024 * 34 + 16 * 512 * 4)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "recipe", "stack", "each"),
+    [
+        ("h100-sxm5-80gb", "tensorwise", "megatron-bridge", 1 + 1),
+        ("h100-sxm5-80gb", "tensorwise", "megatron", 2 + 1 + 1),
+        ("b200-sxm-180gb", "tensorwise", "megatron-bridge", 1),
+        ("b200-sxm-180gb", "mxfp8", "nemo", 2 * 33 / 32),
+        ("b200-sxm-180gb", "nvfp4", "megatron-bridge", 2 + 2 * 9 / 16),
+    ],
+)
+def test_copies_of_quantized_weights(gpu: str, recipe: str, stack: str, each: float) -> None:
+    """As Transformer Engine's documentation adds them up; the embedding stays in 16 bits."""
+    dense = job(gpus=2, gbs=8, shape=SMALL)
+    shape = replace(SMALL, dtype=RECIPES[recipe].forward, fp8_recipe=recipe)
+    where = replace(dense.cluster, device=lookup(gpu))
+    of = replace(dense, shape=shape, cluster=where, stack=stack)
+    wide, narrow = (memory(one, Layout(1, 2, 1, 1), PLAIN).weights for one in (dense, of))
+    assert narrow - wide == (each - 2) * 4 * 12 * 1024**2 / 2
 
 
 def test_micro_batches_in_flight() -> None:

@@ -81,7 +81,7 @@ def test_nothing_fits_and_nothing_is_possible() -> None:
     found = search(job(gpus=8, gbs=8), EvenTimes(), PLAIN)
     assert found.ranked == ()
     assert found.smallest[1].total > limit_bytes(job(gpus=8, gbs=8))
-    assert judge_folklore(job(gpus=8, gbs=8), found) == []
+    assert judge_folklore(job(gpus=8, gbs=8), found, LayoutSpace()) == []
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_the_measured_best_is_near_the_top() -> None:
 def test_rules_of_thumb_are_judged() -> None:
     of = job()
     found = search(of, EvenTimes(), LIKE_JEAN_ZAY, AS_THEN)
-    judged = {j.rule.name: j for j in judge_folklore(of, found)}
+    judged = {j.rule.name: j for j in judge_folklore(of, found, AS_THEN)}
     most = max(p.layout.dp for p in found.ranked)
     assert f"with the most DP ({most})" in judged["DP"].finding
     for j in judged.values():
@@ -155,7 +155,9 @@ def test_rules_of_thumb_are_judged() -> None:
 @pytest.mark.parametrize(
     ("of", "space", "name", "verdict", "words"),
     [
-        (job(), LayoutSpace(mbs=(1,), recompute=("full",)), "MBS 2", "fails", ""),
+        (job(gbs=24), LayoutSpace(dp=(24,), recompute=("full",)), "MBS 2", "fails", "fits; the best is"),
+        (job(), LayoutSpace(mbs=(1,), recompute=("full",)), "MBS 2", "note", "excluded by --mbs"),
+        (job(gpus=8, gbs=64, shape=SMALL), LayoutSpace(pp=(2,)), "18 bytes", "note", "excluded by --pp"),
         (job(shape=bloom_like(80, 96, 14400), gpus=320), AS_THEN, "head_dim", "costs time", ""),
         (job(gpus=8, gbs=64, shape=SMALL), LayoutSpace(), "18 bytes", "holds", "the model fits one GPU"),
     ],
@@ -163,7 +165,7 @@ def test_rules_of_thumb_are_judged() -> None:
 def test_a_rule_that_fails_or_costs_time(
     of: Job, space: LayoutSpace, name: str, verdict: str, words: str
 ) -> None:
-    judged = judge_folklore(of, search(of, EvenTimes(), LIKE_JEAN_ZAY, space))
+    judged = judge_folklore(of, search(of, EvenTimes(), LIKE_JEAN_ZAY, space), space)
     (one,) = (j for j in judged if j.rule.name == name)
     assert (one.verdict, words in one.finding) == (verdict, True)
 

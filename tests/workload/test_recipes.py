@@ -46,34 +46,30 @@ def test_gradients_have_the_formats_of_the_recipe_and_logits_16_bits(recipe: obj
     assert {op.workload.dtype for op in shape.ops() if op.name == "logits"} == {"bf16"}
 
 
-def test_each_tensor_is_cast_once_and_written_for_both_of_its_uses() -> None:
+def test_only_casts_that_no_kernel_before_can_fuse_are_ops_and_write_both_copies() -> None:
     shape = replace(SHAPE, dtype="fp8_block", fp8_recipe="block")
     casts = Counter((op.phase, op.workload) for op in shape.ops() if op.name == "cast")
 
     def cast(rows: int, cols: int) -> Cast:
         return Cast(rows, cols, to="fp8_block", copies=2)
 
-    # x of qkv and of up and gate (once), of proj, of down; the weights of qkv, proj, up, gate,
-    # down.
-    assert casts == Counter({
-        ("forward", cast(512, 1024)): 2, ("forward", cast(512, 512)): 1, ("forward", cast(512, 2048)): 1,
-        ("forward", cast(1536, 1024)): 1, ("forward", cast(1024, 512)): 1, ("forward", cast(2048, 1024)): 2,
-        ("forward", cast(1024, 2048)): 1,
-        ("backward", cast(512, 1536)): 1, ("backward", cast(512, 1024)): 2, ("backward", cast(512, 2048)): 2,
-    })  # fmt: skip
+    # x of proj, which attention wrote; the gradients of what qkv, proj and down write. Norms and
+    # activations cast the other inputs, and weights are cast once per step.
+    assert casts == Counter(
+        {
+            ("forward", cast(512, 512)): 1,
+            ("backward", cast(512, 1536)): 1,
+            ("backward", cast(512, 1024)): 2,
+        }
+    )
     assert cast(512, 1024).min_bytes == round(512 * 1024 * (2 + 2 * (1 + 4 / 128)))
 
 
 def test_a_forward_pass_and_bf16_weight_gradients_need_no_second_copy() -> None:
     forward = replace(SHAPE, fp8_recipe="tensorwise").ops(backward=False)
-    assert {op.workload.copies for op in forward if isinstance(op.workload, Cast)} == {1}
     mixed = replace(SHAPE, fp8_recipe="tensorwise_bf16_wgrad").ops()
-    copies = {
-        (op.phase, op.workload.rows == 512): op.workload.copies
-        for op in mixed
-        if isinstance(op.workload, Cast)
-    }
-    assert copies == {("forward", True): 1, ("forward", False): 2, ("backward", True): 1}
+    for ops in (forward, mixed):
+        assert {op.workload.copies for op in ops if isinstance(op.workload, Cast)} == {1}
 
 
 def test_casts_take_their_bytes_over_the_bandwidth_and_are_said_to_be_unmeasured() -> None:
