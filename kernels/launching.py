@@ -51,6 +51,7 @@ MAX_REGISTERS = 255
 #: Options of every launch. They make a·b + c one instruction, which is Triton's default up to 3.9
 #: but not from 3.10 on.
 OPTIONS = {"enable_fp_fusion": True}
+_NEEDS_GPU = "CUDA tensors, or TRITON_INTERPRET=1 set before triton is imported"
 #: function from a compute capability to the reason why it is not supported, or None
 Reason = Callable[[tuple[int, int]], str | None]
 
@@ -156,11 +157,7 @@ def first_reason(capability: tuple[int, int], *reasons: Reason) -> str | None:
 def _capability(who: str, name: str, x: torch.Tensor) -> tuple[int, int]:
     """Returns the compute capability of x's GPU. Raises UnsupportedError if x is not on a GPU."""
     if not x.is_cuda:
-        raise UnsupportedError(
-            who,
-            f"{name} on {x.device}",
-            "CUDA tensors, or TRITON_INTERPRET=1 set before triton is imported",
-        )
+        raise UnsupportedError(who, f"{name} on {x.device}", _NEEDS_GPU)
     return torch.cuda.get_device_capability(x.device)
 
 
@@ -290,10 +287,12 @@ def describe(
     """Compiles a kernel for these arguments and returns its Launch, without a grid.
 
     In the interpreter, registers and occupancy are None. Raises InputError if a block does not fit
-    on one SM.
+    on one SM, and without the interpreter for a device that is no GPU.
     """
     if INTERPRETER:
         return Launch(kernel.fn.__name__, tile=tile)
+    if device.type != "cuda":
+        raise InputError(who, f"tensors on {device}", _NEEDS_GPU)
     with torch.cuda.device(device):
         compiled = kernel.warmup(grid=(1, 1, 1), **arguments, **OPTIONS)
         try:

@@ -116,7 +116,7 @@ def run(arguments: SweepArguments, results: Path, resume: Path | None, *, as_jso
     console = output(stderr=as_json)
     stop_on_sigterm()
     if resume is None:
-        providers = [name.strip() for name in arguments.provider.split(",")]
+        providers = arguments.providers
         catalog.require_found(providers)
         check_folder("--results", results)
         connect = partial(WorkerProcess, [name for name in providers if ":" in name])

@@ -191,9 +191,7 @@ class TorchWork:
                 self._expected = lambda at: summed(rank * share + at)
             case "all_to_all":
                 self._run = lambda: dist.all_to_all_single(out, sent)
-                self._expected = lambda at: _pattern(
-                    at // share, rank * share + at % share, world
-                )
+                self._expected = lambda at: _pattern(at // share, rank * share + at % share, world)
             case _:
                 ahead = (rank + 1) % world
                 behind = (rank - 1) % world

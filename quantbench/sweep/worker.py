@@ -7,6 +7,7 @@ ends the sweep.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -62,7 +63,7 @@ class Worker:
             wrong = isinstance(error, MeasurementError) and error.operation.startswith("check")
             return Reply(failed=("wrong_result" if wrong else "error", str(error)))
         except Exception as error:  # noqa: BLE001 - other people's code
-            message = reason_line(error)
+            message = reason_line(error) + _interpreter_hint(request.provider, self.spec)
             if context_lost(error):
                 return Reply(failed=("illegal_access", message), broken=True)
             out_of_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
@@ -99,6 +100,14 @@ class Worker:
             launch = self.name(request)
             self._phases_s["identify"] = time.perf_counter() - start_s
         return replace(reply, launch=launch)
+
+
+def _interpreter_hint(provider_id: str, spec: DeviceSpec) -> str:
+    """Returns how a user's Triton kernel runs on a CPU; "" if an error has another cause."""
+    may_be_triton = ":" in provider_id and "triton" in sys.modules
+    if spec.kind != "cpu" or not may_be_triton or os.environ.get("TRITON_INTERPRET") == "1":
+        return ""
+    return " (a Triton kernel needs a GPU, or TRITON_INTERPRET=1 to check it on a CPU)"
 
 
 def measure(
