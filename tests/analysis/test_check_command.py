@@ -116,8 +116,11 @@ def test_a_gate_fails_if_a_provider_failed_everywhere(tmp_path: Path) -> None:
 
 def test_the_exit_code_is_1_only_when_asked(tmp_path: Path) -> None:
     folder = write_simulated(tmp_path, GPU, staircase())
-    run(f"check {folder} --fail-above 1.2", code=1)
-    run(f"check {folder} --fail-above 5")
+    said = run(f"check {folder} --fail-above 1.2", code=1).replace("\n", " ")
+    highest = max(run_json(f"check {folder}")["cliffs"], key=lambda cliff: cliff["low"])
+    place = f"gemm simulated n = {highest['at']} to {highest['next']}"
+    assert re.search(rf"--fail-above 1.2: \d+ cliffs? surely higher, first {place}", said)
+    assert "surely" not in run(f"check {folder} --fail-above 5")
 
 
 @pytest.mark.parametrize(
