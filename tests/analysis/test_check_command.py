@@ -5,7 +5,7 @@ codes.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -76,6 +76,25 @@ def test_a_page_for_programs(tmp_path: Path) -> None:
     assert rules["whole-waves"]["verdict"] == "CONFIRMED"
     assert rules["whole-waves"]["evidence"]
     assert (rules["k-8"]["verdict"], rules["k-8"]["effect"]) == ("NOT TESTED", None)
+
+
+@pytest.mark.parametrize(
+    ("declared", "said"),
+    [
+        (Tile(128, 256, stages=3), "mine:G: 128x256 tile on 108 SMs explains the steps"),
+        (Tile(128, 64), "mine:G: declared 128x64; the steps fit 128x256 tile on 108 SMs (over"),
+    ],
+)
+def test_a_declared_tile_is_used_and_is_said_not_to_fit(
+    tmp_path: Path, declared: Tile, said: str
+) -> None:
+    records = [replace(record, provider="mine:G") for record in staircase()]
+    options = {"tiles": {"mine:G": asdict(declared)}}
+    made = made_runs.run(records, device=GPU.spec(), options=options)
+    folder = made_runs.write(tmp_path, made)
+    assert said in " ".join(run(f"check {folder}").split())
+    causes = [cliff["cause"]["words"] for cliff in run_json(f"check {folder}")["cliffs"]]
+    assert all(f"{declared} tile on 108 SMs" in cause for cause in causes)
 
 
 @pytest.mark.parametrize("kept", [0, 1, 2])
