@@ -133,6 +133,17 @@ def require_found(names: Sequence[str]) -> None:
             raise InputError("provider", found, "a class that can be imported")
 
 
+def local_modules(names: Sequence[str]) -> list[Path]:
+    """Returns the files and package folders in the working directory that define the providers."""
+    found = []
+    for name in names:
+        spec = PathFinder.find_spec(name.partition(":")[0].partition(".")[0], [str(Path.cwd())])
+        if spec is not None and spec.origin is not None:
+            path = Path(spec.origin)
+            found.append(path.parent if path.stem == "__init__" else path)
+    return found
+
+
 def declared_tiles(names: Sequence[str]) -> dict[str, Tile]:
     """Creates the user-defined providers among the names, and returns their tiles.
 
