@@ -67,7 +67,7 @@ def expand(names: Sequence[str]) -> tuple[str, ...]:
     ids: list[str] = []
     for name in names:
         base, tile = _split(name)
-        if tile and not base.startswith("triton."):
+        if "@" in name and not base.startswith("triton."):
             expected = "a tile for one of our kernels, as triton.persistent@128x256"
             raise InputError("provider", repr(name), expected)
         if base not in _CATALOG and name not in _DEFAULTS and ":" not in name:
@@ -127,6 +127,10 @@ def require_found(names: Sequence[str]) -> None:
         module, colon, within = name.partition(":")
         if colon and not (module and within):
             raise InputError("provider", repr(name), "package.module:Class")
+        if module.endswith(".py") or "/" in module:
+            stem = Path(module).stem
+            expected = f"package.module:Class, as {stem}:{within} for {stem}.py in this folder"
+            raise InputError("provider", repr(name), expected)
         package = module.partition(".")[0]
         if colon and PathFinder.find_spec(package, [str(Path.cwd()), *sys.path]) is None:
             found = f"{name!r} (no module named {package!r})"

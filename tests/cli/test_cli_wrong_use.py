@@ -330,6 +330,8 @@ def test_ranges_are_counted_before_they_are_listed(
         ("own:function", "(a function); expected a class with unsupported"),
         ("own:Missing", "module 'own' has no attribute 'Missing'"),
         ("own:Flat", "'own:Flat' with tile = (64, 64); expected a quantbench.launch.Tile"),
+        ("own.py:NoRun", "expected package.module:Class, as own:NoRun for own.py in this folder"),
+        ("own:NoRun@64x64", "expected a tile for one of our kernels"),
         ("broken:X", "(ValueError: boom [/b] (broken.py, line 2))"),
         ("unclosed:X", "'unclosed:X' (SyntaxError: '(' was never closed (unclosed.py, line 1))"),
     ],
