@@ -52,6 +52,7 @@ MAX_REGISTERS = 255
 #: Options of every launch. `enable_fp_fusion` compiles a·b + c to one instruction. Triton does so
 #: by default only up to version 3.9.
 OPTIONS = {"enable_fp_fusion": True}
+_NEEDS_GPU = "CUDA tensors, or TRITON_INTERPRET=1 set before triton is imported"
 #: Function that returns why a compute capability is not supported, or None if it is supported.
 Reason = Callable[[tuple[int, int]], str | None]
 
@@ -160,11 +161,7 @@ def first_reason(capability: tuple[int, int], *reasons: Reason) -> str | None:
 def _capability(who: str, name: str, x: torch.Tensor) -> tuple[int, int]:
     """Returns the compute capability of x's GPU. Raises UnsupportedError if x is not on a GPU."""
     if not x.is_cuda:
-        raise UnsupportedError(
-            who,
-            f"{name} on {x.device}",
-            "CUDA tensors, or TRITON_INTERPRET=1 set before triton is imported",
-        )
+        raise UnsupportedError(who, f"{name} on {x.device}", _NEEDS_GPU)
     return torch.cuda.get_device_capability(x.device)
 
 
@@ -298,10 +295,13 @@ def describe(
 
     The arguments are those of `step`. In the interpreter, registers and occupancy are None.
 
-    Raises InputError if a block does not fit on one SM.
+    Raises InputError if a block does not fit on one SM, or if the device is no GPU and the kernel
+    is not interpreted.
     """
     if INTERPRETER:
         return Launch(kernel.fn.__name__, tile=tile)
+    if device.type != "cuda":
+        raise InputError(who, f"tensors on {device}", _NEEDS_GPU)
     with torch.cuda.device(device):
         compiled = kernel.warmup(grid=(1, 1, 1), **arguments, **OPTIONS)
         try:

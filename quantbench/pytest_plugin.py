@@ -12,6 +12,7 @@ the module must not import torch.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -73,7 +74,7 @@ class DeviceBenchmark:
     ) -> Measurement:
         """Times `run`, and passes its samples to pytest-benchmark.
 
-        The results of `run` are not checked.
+        The results of `run` are not checked. With TRITON_INTERPRET=1 the test is skipped after it.
 
         run: function that enqueues the same work each time.
         flops: number of operations of one run, at least 1; None if it is unknown. A rate above the
@@ -90,12 +91,15 @@ class DeviceBenchmark:
                 require_int("device_benchmark", name, value, high=2**62)
         known = None if dtype is None else dtype_name(dtype, "device_benchmark")
         timed = cast("Callable[[], None]", run)  # its return value is ignored
-        return self._report(self._timer.measure(timed), flops or 0, min_bytes or 0, known)
+        measurement = self._timer.measure(timed)
+        _skip_interpreted()
+        return self._report(measurement, flops or 0, min_bytes or 0, known)
 
     def workload(self, workload: Workload, provider: str) -> Measurement:
         """Times a workload, and checks its output as a sweep does.
 
-        If the provider does not support the workload, the test is skipped.
+        The test is skipped if the provider does not support the workload. In Triton's interpreter,
+        the output is checked and the test is skipped afterwards.
 
         provider: name of the provider that runs the workload.
 
@@ -112,6 +116,8 @@ class DeviceBenchmark:
         self._benchmark.extra_info["workload"] = str(workload)
         reply = measure(maker, workload, self.spec, self._timer, self._options)
         assert reply.measurement is not None
+        if not provider.startswith("torch."):
+            _skip_interpreted()
         unchecked = "" if reply.checked else NO_CHECK
         return self._report(
             reply.measurement, workload.flops, workload.min_bytes, workload.dtype, unchecked
@@ -166,6 +172,18 @@ class DeviceBenchmark:
         return measurement
 
 
+def _skip_interpreted() -> None:
+    """Skips a test whose times may be those of Triton's interpreter, so that nobody keeps them."""
+    from quantbench.timing.grade import INTERPRETED
+
+    if _interpreter_runs():
+        pytest.skip(INTERPRETED)
+
+
+def _interpreter_runs() -> bool:
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("quantbench")
     group.addoption(
@@ -183,6 +201,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Checks the values of this plugin's options once, before any test runs."""
     try:
         _timing_options(config)
+        if _interpreter_runs() and config.getoption("benchmark_compare_fail", None):
+            expected = "times of kernels: unset it"
+            raise InputError("--benchmark-compare-fail", "TRITON_INTERPRET=1", expected)
     except InputError as error:
         raise pytest.UsageError(str(error)) from None
 

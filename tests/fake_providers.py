@@ -83,6 +83,24 @@ class PickyLate(Good):
         return _Task(workload, device, seed)
 
 
+class SaysNo(Good):
+    def unsupported(self, workload, device):  # type: ignore[no-untyped-def]
+        return None if _even(workload) else False
+
+
+class NoTask(Good):
+    def prepare(self, workload, device, *, distribution="normal", seed=0):  # type: ignore[no-untyped-def]
+        return _Task(workload, device, seed) if _even(workload) else None
+
+
+class Launches(Good):
+    def prepare(self, workload, device, *, distribution="normal", seed=0):  # type: ignore[no-untyped-def]
+        task = _Task(workload, device, seed)
+        if not _even(workload):
+            task.launch = lambda: (64, 64)  # type: ignore[assignment,method-assign]
+        return task
+
+
 class Wrong(Good):
     """Computes something else."""
 

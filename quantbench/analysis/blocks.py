@@ -32,8 +32,9 @@ class TileInUse:
 
     tile: output tile of one block.
     resident_blocks: number of blocks that run concurrently on the whole device.
-    source: where the tile comes from: `launch` (the recorded launch), `steps` (inferred from the
-        steps of the run's curves) or `assumed` (the default of the device).
+    source: where the tile comes from: `launch` (the recorded launch), `declared` (by a user-defined
+        provider), `steps` (inferred from the steps of the run's curves) or `assumed` (the default
+        of the device).
     words: description for the user (`128x256 tile on 108 SMs`).
     waves: False if the blocks do not run in waves, as on a CPU core or in a persistent kernel that
         divides the work evenly.

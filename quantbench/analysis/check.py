@@ -26,9 +26,11 @@ from quantbench.analysis.periods import Period, TileOf, find_periods, tile_finde
 from quantbench.analysis.rule_pairs import Material
 from quantbench.analysis.rules import RULES, RuleOfThumb, judge_all
 from quantbench.analysis.summary import Point, held_of, points_of
+from quantbench.launch import Tile
 from quantbench.rules import Verdict
 from quantbench.stats import median
 from quantbench.store.folder import Run
+from quantbench.store.typed import decode
 
 
 @dataclass(frozen=True)
@@ -111,9 +113,11 @@ def check_run(
     points = points_of(run.records, spec) if points is None else points
     curves = {axis: curves_of(points, axis) for axis in axes_of(points)}
     fitted = fit_curves(list(chain(*curves.values())), repeatability(run.records))
-    periods = find_periods(fitted, spec)
+    stored = run.info.options.get("tiles", {})
+    declared = {provider: decode(Tile, tile) for provider, tile in stored.items()}
+    periods = find_periods(fitted, spec, declared)
     explained_by = {period.family: period.chosen for period in periods if period.chosen is not None}
-    tile_of = tile_finder(spec, periods)
+    tile_of = tile_finder(spec, periods, declared)
     jumps = jumps_of(fitted)
     cliffs = find_cliffs(jumps, spec, tile_of)
     shown = [one for one in fitted if one.curve.close_gaps]

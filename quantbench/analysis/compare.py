@@ -371,4 +371,8 @@ def _why_none(a: Run, b: Run, options: CompareOptions) -> str:
             timing.append(f"{one.name.removeprefix('timing.')} {one.a} → {one.b}")
     if timing:
         return f"they are timed differently: {', '.join(timing)}"
+    works_a = {record.workload for record in a.records if record.role == "point"}
+    works_b = {record.workload for record in b.records if record.role == "point"}
+    if options.by == "key" and works_a & works_b:
+        return "the same workloads by other providers"
     return "no workload is in both"

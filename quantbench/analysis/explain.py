@@ -319,7 +319,7 @@ def cause_of_loss(slow: Point, better: Point, spec: DeviceSpec, tile_of: TileOf)
 
 
 def known(used: TileInUse | None) -> bool:
-    """Returns whether a tile was recorded or inferred from the steps.
+    """Returns whether a tile was recorded, declared or inferred from the steps.
 
     An assumed tile is not known.
     """

@@ -6,9 +6,10 @@ recorded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
+from itertools import chain
 
 import numpy as np
 
@@ -32,6 +33,7 @@ from quantbench.analysis.staircase import (
 from quantbench.analysis.summary import Point
 from quantbench.device.spec import DeviceSpec
 from quantbench.latency.op_times import assumed_tile
+from quantbench.launch import Launch, Tile
 from quantbench.providers.catalog import UNPADDED
 from quantbench.quantization import cdiv
 from quantbench.units import percent
@@ -59,6 +61,7 @@ class Period(OfFamily):
     spacing, spacing_error: distance between steps in axis units, and its standard error; None if
         the steps are few or uneven.
     chosen: the explanation that is reported; None if none is clear.
+    declared: block_m and block_n of the tile that a user-defined provider declares.
     """
 
     recovered: Recovered
@@ -67,6 +70,18 @@ class Period(OfFamily):
     spacing: float | None = None
     spacing_error: float | None = None
     chosen: Explanation | None = None
+    declared: Tile | None = None
+
+    @property
+    def confirms_declared(self) -> bool:
+        """Whether the reported explanation has the declared tile."""
+        return self.chosen is not None and self.chosen.tile == self.declared
+
+    @property
+    def fits_declared(self) -> bool:
+        """Whether the declared tile is among the tiles that fit the steps best."""
+        fitting = self.recovered.best if self.clear else self.recovered.plausible
+        return self.declared in {explanation.tile for explanation in fitting}
 
     @property
     def sure_words(self) -> str:
@@ -89,11 +104,15 @@ class Period(OfFamily):
         return tile_words(explanation.tile, explanation.resident_blocks, self.sm_count)
 
 
-def find_periods(fitted: Sequence[FittedCurve], spec: DeviceSpec) -> tuple[Period, ...]:
+def find_periods(
+    fitted: Sequence[FittedCurve], spec: DeviceSpec, declared: Mapping[str, Tile] = {}
+) -> tuple[Period, ...]:
     """Infers the period of each family of GEMM curves that has enough close points.
 
     If a family has curves along several axes, the axis with the largest number of close points is
     used.
+
+    declared: tiles that user-defined providers declare, by the name of the provider.
     """
     families: dict[Family, dict[str, list[FittedCurve]]] = {}
     for one in fitted:
@@ -103,8 +122,26 @@ def find_periods(fitted: Sequence[FittedCurve], spec: DeviceSpec) -> tuple[Perio
     found = []
     for by_axis in families.values():
         most = max(by_axis.values(), key=lambda curves: sum(map(_num_close, curves)))
-        found.append(_period(most, spec))
+        found.append(_period(most, spec, _declared_tile(most, declared)))
     return tuple(found)
+
+
+def _declared_tile(curves: Sequence[FittedCurve], declared: Mapping[str, Tile]) -> Tile | None:
+    """Returns block_m and block_n of the tile that a user-defined provider declares.
+
+    Tiles that all points have in their launches come first. Returns None for a tile with split_k,
+    because the search for a tile knows none.
+    """
+    provider = curves[0].curve.provider
+    if ":" not in provider:
+        return None
+    points = chain.from_iterable(one.curve.points for one in curves)
+    launched = {point.launch and point.launch.tile for point in points}
+    tile = launched.pop() if len(launched) == 1 else None
+    tile = tile or declared.get(provider)
+    if tile is None or tile.split_k > 1:
+        return None
+    return Tile(tile.block_m, tile.block_n)
 
 
 def _num_close(one: FittedCurve) -> int:
@@ -112,7 +149,7 @@ def _num_close(one: FittedCurve) -> int:
     return len(one.curve.close_gaps)
 
 
-def _period(curves: Sequence[FittedCurve], spec: DeviceSpec) -> Period:
+def _period(curves: Sequence[FittedCurve], spec: DeviceSpec, declared: Tile | None) -> Period:
     """Infers the period of one family from its curves along one axis."""
     chosen = _choose(curves, spec)
     # One resident block stands for kernels without waves: kernels on a CPU core, and persistent
@@ -123,14 +160,23 @@ def _period(curves: Sequence[FittedCurve], spec: DeviceSpec) -> Period:
         resident += range(spec.sm_count, spec.sm_count * MOST_BLOCKS_PER_SM + 1, spec.sm_count)
         sides = BLOCK_SIDES
     products = [_products(one.curve) for one in chosen]
-    recovered = recover(chosen, candidates(products, sides, resident))
+    recovered = recover(chosen, candidates(products, sides, resident, declared))
     curve = curves[0].curve
     spacing, error = _spacing(curves)
     best = None
     if recovered.verdict == "CONFIRMED":
-        best = min(recovered.best, key=lambda explanation: _plausibility(explanation, spec))
+        of_declared = [one for one in recovered.best if one.tile == declared]
+        best = min(of_declared or recovered.best, key=lambda one: _plausibility(one, spec))
     return Period(
-        curve.axis, *curve.family, recovered, spec.sm_count, len(chosen), spacing, error, best
+        curve.axis,
+        *curve.family,
+        recovered,
+        spec.sm_count,
+        len(chosen),
+        spacing,
+        error,
+        best,
+        declared,
     )
 
 
@@ -206,13 +252,17 @@ def _spacing(curves: Sequence[FittedCurve]) -> tuple[float | None, float | None]
 TileOf = Callable[[Point], TileInUse | None]
 
 
-def tile_finder(spec: DeviceSpec, periods: Iterable[Period]) -> TileOf:
+def tile_finder(
+    spec: DeviceSpec, periods: Iterable[Period], declared: Mapping[str, Tile] = {}
+) -> TileOf:
     """Returns a function that maps a point to its tile.
 
-    The tile is the recorded one, else the one inferred from the steps of the point's family, else
-    the assumed one. The function returns None if the measured steps contradict the assumed tile. It
-    also returns None for a loop of one GEMM per expert, because the GEMMs run one after the other
-    and share no waves.
+    The tile is the recorded one, else the declared one, else the one inferred from the steps of the
+    point's family, else the assumed one. The function returns None if the measured steps contradict
+    the assumed tile. It also returns None for a loop of one GEMM per expert, because the GEMMs run
+    one after the other and share no waves.
+
+    declared: tiles that user-defined providers declare, by the name of the provider.
     """
     one_core = spec.kind == "cpu"
     by_family = {period.family: period for period in periods}
@@ -237,8 +287,14 @@ def tile_finder(spec: DeviceSpec, periods: Iterable[Period]) -> TileOf:
     def tile_of(point: Point) -> TileInUse | None:
         if point.provider in UNPADDED:
             return None
-        if point.launch is None or point.launch.tile is None:
-            return without_launch(curve_family(point), point.workload.dtype)
-        return tile_in_use(spec, point.workload.dtype, point.launch)
+        dtype = point.workload.dtype
+        if point.launch is not None and point.launch.tile is not None:
+            return tile_in_use(spec, dtype, point.launch)
+        family = curve_family(point)
+        tile = declared.get(point.provider)
+        if tile is None or (family in by_family and by_family[family].confirms_declared):
+            return without_launch(family, dtype)
+        launch = replace(point.launch or Launch(point.provider), tile=tile)
+        return replace(tile_in_use(spec, dtype, launch), source="declared")
 
     return tile_of

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain, product
+from math import prod
 from operator import attrgetter, itemgetter
 
 import numpy as np
@@ -66,13 +67,17 @@ class Candidates:
 
 
 def candidates(
-    products: Sequence[Sequence[Gemm]], sides: Sequence[int], resident: Sequence[int]
+    products: Sequence[Sequence[Gemm]],
+    sides: Sequence[int],
+    resident: Sequence[int],
+    declared: Tile | None = None,
 ) -> Candidates:
     """Lists all explanations with the given tile sides and resident blocks, grouped into classes.
 
     products: GEMMs of each curve. The points of `Candidates.waves` have the same order.
     sides: possible values of block_m and of block_n.
     resident: possible numbers of resident blocks on the device.
+    declared: a further tile.
 
     >>> sizes = [[Gemm(m=4096, n=n, k=64) for n in range(256, 4096, 256)]]
     >>> found = candidates(sizes, (128, 256), (108, 216))
@@ -89,9 +94,10 @@ def candidates(
     by_class: dict[bytes, list[Explanation]] = {}
     rows: list[Ints] = []
     at_a_time = np.array(sorted(resident), dtype=np.int64)
-    for block_m, block_n in product(sides, sides):
-        if block_m * block_n > _LARGEST_TILE:
-            continue
+    tiles = {pair for pair in product(sides, sides) if prod(pair) <= _LARGEST_TILE}
+    if declared is not None:
+        tiles.add((declared.block_m, declared.block_n))
+    for block_m, block_n in sorted(tiles):
         num_tiles = batch * -(-m // block_m) * -(-n // block_n)
         waves = -(-num_tiles // at_a_time[:, None])
         waves = waves.astype(np.int32)

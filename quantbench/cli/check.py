@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -18,17 +19,20 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, printable
 from quantbench.report.terminal import cliffs_table, section_lines
 from quantbench.store.record import Failed, Measured
-from quantbench.units import counted, parse_duration_s, percent
+from quantbench.units import axis_words, counted, parse_duration_s, percent
 from quantbench.workload import Attention, Gemm
 
 if TYPE_CHECKING:
     from quantbench.analysis.check import RunCheck
+    from quantbench.analysis.jumps import Cliff
     from quantbench.analysis.rules import RuleOfThumb
     from quantbench.store.folder import Run
     from quantbench.sweep.options import SweepOptions
 
 # Maximum number of cliffs that are printed. --json has all of them.
 _MOST_CLIFFS = 20
+# Maximum number of cliffs above the limit of --fail-above that are named.
+_MOST_NAMED = 3
 
 
 @command
@@ -86,8 +90,21 @@ def check(
         raise InputError("check --fail-above", said, "a run in which a cliff could be found")
     if not found.num_points:
         raise typer.Exit(2)
-    if fail_above is not None and any(cliff.low > fail_above for cliff in found.cliffs):
+    limit = fail_above or float("inf")
+    above = [cliff for cliff in found.cliffs if cliff.low > limit]
+    if above:
+        say(output(stderr=as_json), printable(_above_words(above, limit)))
         raise typer.Exit(1)
+
+
+def _above_words(cliffs: Sequence[Cliff], limit: float) -> str:
+    """Names the highest of the cliffs whose lower bound exceeds the limit of --fail-above."""
+    words = []
+    for cliff in sorted(cliffs, key=lambda one: -one.low)[:_MOST_NAMED]:
+        place = axis_words({cliff.axis: f"{cliff.at} to {cliff.next}", **cliff.held}, " = ")
+        words.append(f"{cliff.op} {cliff.provider} {', '.join(place)}: at least {cliff.low:.2f}")
+    text = f"--fail-above {limit:g}: {counted(len(cliffs), 'cliff')} surely higher"
+    return f"{text}, first {'; '.join(words)}"
 
 
 def _failed_everywhere(run: Run) -> list[str]:

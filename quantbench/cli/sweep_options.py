@@ -52,9 +52,9 @@ class SweepArguments(GridOptions):
     refine: bool = option(
         False, "After the points, bisect to the exact size of every step in the time."
     )
-    provider: str = option(
-        "torch",
-        "Libraries to measure, comma separated: torch, triton, torch.flash, "
+    provider: list[str] | None = option(
+        None,
+        "Libraries to measure, comma separated: torch (default), triton, torch.flash, "
         "triton.persistent@128x256, module:Class.",
     )
     cache: str = _timing("cold", "State of the last-level cache before a sample: cold or hot.")
@@ -73,6 +73,12 @@ class SweepArguments(GridOptions):
     @property
     def listed(self) -> bool:
         return self.shapes is not None
+
+    @property
+    def providers(self) -> tuple[str, ...]:
+        """Names of the providers, of every --provider."""
+        names = ",".join(self.provider or ["torch"]).split(",")
+        return tuple(name.strip() for name in names)
 
 
 def sweep_options(arguments: SweepArguments, device_kind: str) -> SweepOptions:
@@ -108,7 +114,7 @@ def sweep_options(arguments: SweepArguments, device_kind: str) -> SweepOptions:
     return SweepOptions(
         dims=dims,
         held=held,
-        providers=tuple(name.strip() for name in arguments.provider.split(",")),
+        providers=arguments.providers,
         timing=timing,
         points=arguments.points,
         refine=arguments.refine,

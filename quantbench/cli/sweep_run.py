@@ -116,7 +116,7 @@ def run(arguments: SweepArguments, results: Path, resume: Path | None, *, as_jso
     console = output(stderr=as_json)
     stop_on_sigterm()
     if resume is None:
-        providers = [name.strip() for name in arguments.provider.split(",")]
+        providers = arguments.providers
         catalog.require_found(providers)
         check_folder("--results", results)
         connect = partial(WorkerProcess, [name for name in providers if ":" in name])
@@ -233,9 +233,14 @@ def run_on_ray(
             return resumed_options(resume, budget_s)
         return sweep_options(arguments, spec.torch_kind)
 
-    with connected() as ray:
+    names = arguments.providers
+    if resume is not None:
+        names = resumed_options(resume, budget_s).providers
+    catalog.require_found(names)
+    own = [name for name in names if ":" in name]
+    with connected(catalog.local_modules(own)) as ray:
         stop_on_sigterm()  # after Ray has set its own handler
-        sweep = ClusterSweep(ray, options_on, results, resume, partial(say, console))
+        sweep = ClusterSweep(ray, options_on, results, resume, own, partial(say, console))
         assumed: dict[Path, tuple[str, ...]] = {}
         for run in sweep.start():
             assumed[run.folder] = ()  # a resumed run has no new assumptions

@@ -81,8 +81,10 @@ def cluster_address() -> str:
 
 
 @contextmanager
-def connected() -> Iterator[Any]:
+def connected(modules: Sequence[Path] = ()) -> Iterator[Any]:
     """Yields the module ray while it is connected to the cluster at `cluster_address`.
+
+    modules: files and folders of Python modules that Ray copies to every node.
 
     Raises InputError if ray is not installed, or if QUANTBENCH_DEVICE is neither empty, `cpu` nor
     `cuda`. Raises MeasurementError if the cluster does not answer.
@@ -99,7 +101,11 @@ def connected() -> Iterator[Any]:
     address = cluster_address()
     try:
         ray.init(
-            address=address, log_to_driver=False, logging_level="ERROR", include_dashboard=False
+            address=address,
+            log_to_driver=False,
+            logging_level="ERROR",
+            include_dashboard=False,
+            runtime_env={"py_modules": list(map(str, modules))} if modules else None,
         )
         yield ray
     except ConnectionError as error:

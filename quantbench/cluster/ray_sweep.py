@@ -163,9 +163,12 @@ class DeviceActor:
             os.sched_setaffinity(0, {allowed[-1 - core % len(allowed)]})
         self._label = f"{name} on {socket.gethostname()}"
 
-    def introduce(self) -> tuple[str, Hello]:
-        """Starts a worker, and returns the device's label and the worker's first message."""
-        with WorkerProcess() as worker:
+    def introduce(self, providers: Sequence[str]) -> tuple[str, Hello]:
+        """Starts a worker, and returns the device's label and the worker's first message.
+
+        providers: names of user-defined providers that the worker imports first.
+        """
+        with WorkerProcess(providers) as worker:
             return self._label, worker.hello
 
     def measure(self, number: int, job: SweepJob, writer: Any) -> Finished:
@@ -222,6 +225,7 @@ class ClusterSweep:
         the wall time.
     results: folder in which new runs are created.
     resume: folder of a run to finish; None for new runs.
+    providers: names of the sweep's user-defined providers.
     note: function that is called with a message when a device is lost or left out.
     runs: one run for each kind of device, set by `start`.
     """
@@ -230,6 +234,7 @@ class ClusterSweep:
     make_options: Callable[[DeviceSpec], SweepOptions]
     results: Path
     resume: Path | None = None
+    providers: Sequence[str] = ()
     note: Callable[[str], None] = lambda text: None
     runs: list[ClusterRun] = field(default_factory=list)
 
@@ -240,7 +245,7 @@ class ClusterSweep:
         """
         count = device_count(self.ray.nodes(), self.ray.available_resources())
         actors = [self._device_actor(number) for number in range(count)]
-        introductions = {actor.introduce.remote(): actor for actor in actors}
+        introductions = {actor.introduce.remote(self.providers): actor for actor in actors}
         answered, silent = self.ray.wait(
             list(introductions), num_returns=count, timeout=_START_LIMIT_S
         )
@@ -280,7 +285,7 @@ class ClusterSweep:
         """
         hello = members[0][2]
         device = hello.device
-        options = self.make_options(device)
+        options = replace(self.make_options(device), tiles=hello.tiles)
         if options.refine or options.shard:
             raise InputError(WHO, "--refine or --shard", "a whole plan, known beforehand")
         axes, whole = plan_sweep(replace(options, budget_s=None), device)

@@ -130,7 +130,7 @@ class Audit:
             watched = self._watched[0]
             zeros = self._distribution == "zeros"
             watched.fill(self._inputs("normal" if zeros else self._distribution))
-            if watched.on_cuda or not watched.task.outputs():
+            if watched.on_cuda or len(watched.task.outputs()) == 0:
                 watched.task.run()  # loads and allocates what the task needs
             # The first change of inputs loads kernels, which must not happen while the stream is
             # held.

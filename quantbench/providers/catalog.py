@@ -13,10 +13,12 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.machinery import PathFinder
 from pathlib import Path
+from traceback import extract_tb
 from typing import TYPE_CHECKING
 
-from quantbench.errors import InputError
+from quantbench.errors import InputError, QuantbenchError
 from quantbench.launch import Tile
+from quantbench.reasons import reason_line
 
 if TYPE_CHECKING:
     from quantbench.providers.base import Provider
@@ -65,7 +67,7 @@ def expand(names: Sequence[str]) -> tuple[str, ...]:
     ids: list[str] = []
     for name in names:
         base, tile = _split(name)
-        if tile and not base.startswith("triton."):
+        if "@" in name and not base.startswith("triton."):
             expected = "a tile for one of our kernels, as triton.persistent@128x256"
             raise InputError("provider", repr(name), expected)
         if base not in _CATALOG and name not in _DEFAULTS and ":" not in name:
@@ -125,20 +127,41 @@ def require_found(names: Sequence[str]) -> None:
         module, colon, within = name.partition(":")
         if colon and not (module and within):
             raise InputError("provider", repr(name), "package.module:Class")
+        if module.endswith(".py") or "/" in module:
+            stem = Path(module).stem
+            expected = f"package.module:Class, as {stem}:{within} for {stem}.py in this folder"
+            raise InputError("provider", repr(name), expected)
         package = module.partition(".")[0]
         if colon and PathFinder.find_spec(package, [str(Path.cwd()), *sys.path]) is None:
             found = f"{name!r} (no module named {package!r})"
             raise InputError("provider", found, "a class that can be imported")
 
 
+def local_modules(names: Sequence[str]) -> list[Path]:
+    """Returns the files and package folders in the working directory that define the providers."""
+    found = []
+    for name in names:
+        spec = PathFinder.find_spec(name.partition(":")[0].partition(".")[0], [str(Path.cwd())])
+        if spec is not None and spec.origin is not None:
+            path = Path(spec.origin)
+            found.append(path.parent if path.stem == "__init__" else path)
+    return found
+
+
 def declared_tiles(names: Sequence[str]) -> dict[str, Tile]:
     """Creates the user-defined providers among the names, and returns their tiles.
 
-    Only providers with an attribute `tile` are in the result.
+    Only providers with an attribute `tile` are in the result. Raises InputError if it is no `Tile`.
     """
-    made = {name: make(name) for name in names if ":" in name}
-    tiles = {name: getattr(provider, "tile", None) for name, provider in made.items()}
-    return {name: tile for name, tile in tiles.items() if isinstance(tile, Tile)}
+    tiles = {}
+    for name in names:
+        tile = getattr(make(name), "tile", None) if ":" in name else None
+        if isinstance(tile, Tile):
+            tiles[name] = tile
+        elif tile is not None:
+            found = f"{name!r} with tile = {tile!r}"
+            raise InputError("provider", found, "a quantbench.launch.Tile, such as Tile(128, 64)")
+    return tiles
 
 
 def make(provider_id: str) -> Provider:
@@ -158,21 +181,32 @@ def make(provider_id: str) -> Provider:
         module = f"quantbench.providers.{module}"
     try:
         maker = getattr(import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        found = f"{provider_id!r} ({error})"
-        raise InputError("provider", found, "a class that can be imported") from error
-    lacks = ""
-    missing = [method for method in _METHODS if not callable(getattr(maker, method, None))]
-    if not isinstance(maker, type):
-        lacks = f"a {type(maker).__name__}"
-    elif missing:
-        lacks = f"a class without {', '.join(missing)}"
-    if lacks:
-        found = f"{provider_id!r} ({lacks})"
-        raise InputError("provider", found, f"a class with {', '.join(_METHODS)}")
-    try:
+        lacks = ""
+        missing = [method for method in _METHODS if not callable(getattr(maker, method, None))]
+        if not isinstance(maker, type):
+            lacks = f"a {type(maker).__name__}"
+        elif missing:
+            lacks = f"a class without {', '.join(missing)}"
+        if lacks:
+            found = f"{provider_id!r} ({lacks})"
+            raise InputError("provider", found, f"a class with {', '.join(_METHODS)}")
         provider: Provider = maker() if ":" in provider_id else maker(provider_id, tile)
-    except TypeError as error:
-        found = f"{provider_id!r} ({error})"
-        raise InputError("provider", found, "a class that is made without arguments") from error
+    except QuantbenchError:
+        raise
+    except Exception as error:
+        found = f"{provider_id!r} ({_raised(error)})"
+        expected = "a class that can be imported and is made without arguments"
+        raise InputError("provider", found, expected) from error
     return provider
+
+
+def _raised(error: Exception) -> str:
+    """Describes an error that a provider's module raised, with its place in the module."""
+    frames = extract_tb(error.__traceback__)
+    places = [frame for frame in frames if not frame.filename.startswith("<frozen")]
+    text = f"{type(error).__name__}: {reason_line(error).removeprefix(f'{type(error).__name__}: ')}"
+    # The first frame is that of `make`, the second that of `import_module`. There is no further one
+    # after a syntax error, whose text names the place.
+    for place in places[2:3]:
+        text += f" ({Path(place.filename).name}, line {place.lineno})"
+    return text

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 from rich.table import Table
 from rich.text import Text
 
@@ -75,7 +77,8 @@ def result_lines(comparison: Comparison) -> list[str]:
     if comparison.lost:
         lines.append(f"measured in A and failing in B: {len(comparison.lost)}")
         for lost in comparison.lost[:_MOST_LOST_SHOWN]:
-            lines.append(f"  {place_words(lost.place)}: {printable(failure_words(lost))}")
+            where = f"{place_words(lost.place)} by {_provider_words(lost)}"
+            lines.append(printable(f"  {where}: {failure_words(lost)}"))
     for number, there, elsewhere in ((comparison.only_a, "A", "B"), (comparison.only_b, "B", "A")):
         if number:
             lines.append(f"of {there}, without a partner in {elsewhere}: {number}")
@@ -102,6 +105,11 @@ def place_words(place: Place) -> str:
     return " ".join([place.op, *axis_words(place.axes)])
 
 
+def _provider_words(point: Matched) -> str:
+    """Formats the provider of a point, or both if they differ: `torch.mm → mine:Gemm`."""
+    return " → ".join(dict.fromkeys(point.providers))
+
+
 def comparison_table(comparison: Comparison) -> Table | None:
     """Builds the terminal table of the points that changed or are unclear.
 
@@ -117,7 +125,7 @@ def comparison_table(comparison: Comparison) -> Table | None:
     if not shown:
         return None
     lines = list(map(_cells, shown))
-    if not any(len(set(point.providers)) > 1 for point in shown):
+    if len(set(chain.from_iterable(point.providers for point in comparison.points))) == 1:
         for cells in lines:
             del cells["providers"]
     table = plain_table(*filled(lines), fold=("point", "providers"))
@@ -134,7 +142,7 @@ def _cells(point: Compared) -> dict[str, str | Text]:
         interval = f"{point.low:.3f} … {point.high:.3f}"
     return {
         "point": Text(printable(place_words(point.place))),
-        "providers": Text(printable(" → ".join(point.providers))),
+        "providers": Text(printable(_provider_words(point))),
         ">A": latency(point.a_us),
         ">B": latency(point.b_us),
         ">B / A": f"{point.ratio:.3f}",

@@ -83,6 +83,8 @@ def period_words(period: Period) -> str:
     if alike:
         more = f" and {len(alike) - _MOST_ALIKE} more" if len(alike) > _MOST_ALIKE else ""
         sure += f"; the same staircase: {', '.join(alike[:_MOST_ALIKE])}{more}"
+    if period.declared is not None and not period.fits_declared:
+        return f"{where}: declared {period.declared}; the steps fit {named} ({sure})"
     if period.clear:
         return f"{where}: {named} explains the steps ({sure})"
     return f"{where}: several tiles may explain the steps; the most likely is {named} ({sure})"

@@ -7,13 +7,15 @@ ends the sweep.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from quantbench.errors import MeasurementError, QuantbenchError, UnsupportedError
+from quantbench.errors import InputError, MeasurementError, QuantbenchError, UnsupportedError
+from quantbench.launch import Launch
 from quantbench.reasons import reason_line
 from quantbench.store.typed import decode, encode
 from quantbench.sweep import naming
@@ -26,10 +28,11 @@ from quantbench.workload import Workload
 
 if TYPE_CHECKING:
     from quantbench.device.spec import DeviceSpec
-    from quantbench.launch import Launch
     from quantbench.providers.audit import Audit
     from quantbench.providers.base import Provider
     from quantbench.timing.session import Timer
+
+_TASK_METHODS = ("run", "outputs", "launch")
 
 
 @dataclass
@@ -62,7 +65,7 @@ class Worker:
             wrong = isinstance(error, MeasurementError) and error.operation.startswith("check")
             return Reply(failed=("wrong_result" if wrong else "error", str(error)))
         except Exception as error:  # noqa: BLE001 - other people's code
-            message = reason_line(error)
+            message = reason_line(error) + _interpreter_hint(request.provider, self.spec)
             if context_lost(error):
                 return Reply(failed=("illegal_access", message), broken=True)
             out_of_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
@@ -85,6 +88,7 @@ class Worker:
         work = request.workload
         reason = too_large(work, self.spec) or provider.unsupported(work, self.spec)
         if reason is not None:
+            _require(request.provider, "unsupported", reason, str, "the reason as a text, or None")
             return Reply(skipped=reason)
         warmup_before_s = self.timer.warmup_s
         measuring_before_s = self.timer.measuring_s
@@ -101,6 +105,14 @@ class Worker:
         return replace(reply, launch=launch)
 
 
+def _interpreter_hint(provider_id: str, spec: DeviceSpec) -> str:
+    """Returns how a user's Triton kernel runs on a CPU; "" if an error has another cause."""
+    may_be_triton = ":" in provider_id and "triton" in sys.modules
+    if spec.kind != "cpu" or not may_be_triton or os.environ.get("TRITON_INTERPRET") == "1":
+        return ""
+    return " (a Triton kernel needs a GPU, or TRITON_INTERPRET=1 to check it on a CPU)"
+
+
 def measure(
     provider: Provider, workload: Workload, spec: DeviceSpec, timer: Timer, timing: TimingOptions
 ) -> Reply:
@@ -114,12 +126,24 @@ def measure(
     start_s = time.perf_counter()
     task = provider.prepare(workload, spec, distribution=timing.distribution, seed=timing.seed)
     inputs_s = time.perf_counter() - start_s
+    missing = [name for name in _TASK_METHODS if not callable(getattr(task, name, None))]
+    if missing:
+        found = f"a {type(task).__name__} without {', '.join(missing)} from prepare()"
+        raise InputError(provider.id, found, "a task (see quantbench/providers/base.py)")
     run = audit.add(task)
     audit.before_timing()
     copy = copier(provider, workload, spec, timing, audit)
     measurement = timer.measure(run, copy=copy, min_bytes=workload.min_bytes, audit=audit)
     phases_s = {"inputs": inputs_s, "check": audit.elapsed_s}
-    return Reply(measurement, launch=task.launch(), checked=audit.checked, phases_s=phases_s)
+    launch = task.launch()
+    _require(provider.id, "launch", launch, Launch | None, "a quantbench.launch.Launch, or None")
+    return Reply(measurement, launch=launch, checked=audit.checked, phases_s=phases_s)
+
+
+def _require(provider_id: str, method: str, value: object, kind: Any, expected: str) -> None:
+    """Raises InputError if a method of a provider or of its task has returned another type."""
+    if not isinstance(value, kind):
+        raise InputError(provider_id, f"{value!r} from {method}()", expected)
 
 
 def copier(

@@ -5,7 +5,7 @@ codes.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -78,6 +78,25 @@ def test_a_page_for_programs(tmp_path: Path) -> None:
     assert (rules["k-8"]["verdict"], rules["k-8"]["effect"]) == ("NOT TESTED", None)
 
 
+@pytest.mark.parametrize(
+    ("declared", "said"),
+    [
+        (Tile(128, 256, stages=3), "mine:G: 128x256 tile on 108 SMs explains the steps"),
+        (Tile(128, 64), "mine:G: declared 128x64; the steps fit 128x256 tile on 108 SMs (over"),
+    ],
+)
+def test_a_declared_tile_is_used_and_is_said_not_to_fit(
+    tmp_path: Path, declared: Tile, said: str
+) -> None:
+    records = [replace(record, provider="mine:G") for record in staircase()]
+    options = {"tiles": {"mine:G": asdict(declared)}}
+    made = made_runs.run(records, device=GPU.spec(), options=options)
+    folder = made_runs.write(tmp_path, made)
+    assert said in " ".join(run(f"check {folder}").split())
+    causes = [cliff["cause"]["words"] for cliff in run_json(f"check {folder}")["cliffs"]]
+    assert all(f"{declared} tile on 108 SMs" in cause for cause in causes)
+
+
 @pytest.mark.parametrize("kept", [0, 1, 2])
 def test_runs_of_few_points(tmp_path: Path, kept: int) -> None:
     folder = write_simulated(tmp_path, GPU, staircase()[:kept])
@@ -116,8 +135,11 @@ def test_a_gate_fails_if_a_provider_failed_everywhere(tmp_path: Path) -> None:
 
 def test_the_exit_code_is_1_only_when_asked(tmp_path: Path) -> None:
     folder = write_simulated(tmp_path, GPU, staircase())
-    run(f"check {folder} --fail-above 1.2", code=1)
-    run(f"check {folder} --fail-above 5")
+    said = run(f"check {folder} --fail-above 1.2", code=1).replace("\n", " ")
+    highest = max(run_json(f"check {folder}")["cliffs"], key=lambda cliff: cliff["low"])
+    place = f"gemm simulated n = {highest['at']} to {highest['next']}"
+    assert re.search(rf"--fail-above 1.2: \d+ cliffs? surely higher, first {place}", said)
+    assert "surely" not in run(f"check {folder} --fail-above 5")
 
 
 @pytest.mark.parametrize(

@@ -228,7 +228,9 @@ def test_by_workload_compares_across_providers() -> None:
     a = points([1.0] * 3, seed=0)
     b = [record(p.workload, samples(150.0, noise=0.01, count=20, seed=7 + i), {"n": 64 * (i + 1)}, provider="triton")
          for i, p in enumerate(a)]  # fmt: skip
-    assert "--by workload" in refused(run(a), run(b)).expected
+    apart = refused(run(a), run(b))
+    assert "the same workloads by other providers" in apart.value
+    assert "--by workload" in apart.expected
     assert set(verdicts(run(a), run(b), by="workload").values()) == {"slower"}
     both = run([*a, *b])
     assert "run A has torch.mm, triton for" in refused(both, run(b), by="workload").value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -18,10 +19,10 @@ from quantbench.workload import Gemm
 HOSTILE = "k<script>&\x00\x1b[31m$\\frac"
 
 
-def points(shifts: list[float], seed: int) -> list[Record]:
+def points(shifts: list[float], seed: int, provider: str = "torch.mm") -> list[Record]:
     return [
         record(Gemm(1024, 64 * (i + 1), 1024), samples(100 * shift, noise=0.003, count=20, seed=seed + i),
-               {"n": 64 * (i + 1)}, launch=Launch(f"{HOSTILE}{seed}"))
+               {"n": 64 * (i + 1)}, launch=Launch(f"{HOSTILE}{seed}"), provider=provider)
         for i, shift in enumerate(shifts)
     ]  # fmt: skip
 
@@ -80,6 +81,19 @@ def test_a_point_that_fails_now_is_exit_code_1(runs: Path) -> None:
     assert "measured in A and failing in B: 1" in said
     suite = ElementTree.parse(runs / "junit.xml").getroot()[0]
     assert (suite.get("tests"), suite.get("failures")) == ("6", "1")
+
+
+def test_providers_are_named_if_there_are_several(runs: Path) -> None:
+    assert "torch.mm" not in run("compare a slower", code=1)
+    for name, shift in (("a2", 1.0), ("b2", 1.2)):
+        mine = points([shift], 0, "mine:G")
+        (other,) = points([1.0], 0, "mine:Lost")
+        if name == "b2":
+            other = replace(other, outcome=Failed("crash", HOSTILE))
+        write(runs.parent, made_run([*points([1.0], 0), *mine, other], name))
+    said = run("compare a2 b2", code=1)
+    assert re.search(r"gemm n=64 +mine:G +99", said)
+    assert "gemm n=64 by mine:Lost: crash" in said
 
 
 def test_json_has_every_point(runs: Path) -> None:

@@ -326,10 +326,14 @@ def test_ranges_are_counted_before_they_are_listed(
     ("name", "said"),
     [
         ("own:NoRun", "a class without unsupported, prepare"),
-        ("own:WithArguments", "expected a class that is made without arguments"),
+        ("own:WithArguments", "and is made without arguments"),
         ("own:function", "(a function); expected a class with unsupported"),
         ("own:Missing", "module 'own' has no attribute 'Missing'"),
-        ("broken:X", "boom [/b]"),
+        ("own:Flat", "'own:Flat' with tile = (64, 64); expected a quantbench.launch.Tile"),
+        ("own.py:NoRun", "expected package.module:Class, as own:NoRun for own.py in this folder"),
+        ("own:NoRun@64x64", "expected a tile for one of our kernels"),
+        ("broken:X", "(ValueError: boom [/b] (broken.py, line 2))"),
+        ("unclosed:X", "'unclosed:X' (SyntaxError: '(' was never closed (unclosed.py, line 1))"),
     ],
 )
 def test_a_provider_that_is_none_is_refused_before_a_run_is_made(
@@ -339,10 +343,11 @@ def test_a_provider_that_is_none_is_refused_before_a_run_is_made(
     methods = "".join(
         f"    {method} = print\n" for method in ("unsupported", "prepare", "tolerance")
     )
-    own = f"class NoRun: pass\ndef function(): pass\nclass WithArguments:\n    def __init__(self, x): pass\n{methods}"
+    own = f"class NoRun: pass\ndef function(): pass\nclass WithArguments:\n    def __init__(self, x): pass\n{methods}class Flat:\n    tile = 64, 64\n{methods}"
     (tmp_path / "own.py").write_text(own, encoding="utf-8")
-    (tmp_path / "broken.py").write_text("raise ValueError('boom [/b]')\n", encoding="utf-8")
-    assert said in str(refused(f"sweep --dim n=64 --provider {name}"))
+    (tmp_path / "broken.py").write_text("\nraise ValueError('boom [/b]')\n", encoding="utf-8")
+    (tmp_path / "unclosed.py").write_text("X = (\n", encoding="utf-8")
+    assert said in str(refused(f"sweep --dim n=64 --provider torch --provider {name}"))
     assert not (tmp_path / "results").exists()
 
 

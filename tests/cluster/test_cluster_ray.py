@@ -31,9 +31,12 @@ from pathlib import Path
 from ray.cluster_utils import Cluster
 
 fault, nodes, command = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
+here = os.getcwd()
+os.chdir("/")  # nodes know nothing of the folder that a sweep is started in
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
 others = [cluster.add_node(num_cpus=1) for _ in range(nodes - 1)]
 cluster.wait_for_nodes()
+os.chdir(here)
 sweep = subprocess.Popen(command, env={**os.environ, "RAY_ADDRESS": cluster.address})
 
 def records():
@@ -150,10 +153,12 @@ def test_no_gpu_in_the_cluster_is_said_at_once(tmp_path: Path) -> None:
 
 
 def test_devices_and_cards_are_told_as_json(tmp_path: Path) -> None:
-    done = sweep_on_ray(tmp_path, "--dim", "n=64:1024:64", *QUICK, "--json")
+    (tmp_path / "own.py").write_text("from tests.fake_providers import Good as Gemm\n")
+    words = ("--dim", "n=64:1024:64", *QUICK, "--json", "--provider", "torch.mm,own:Gemm")
+    done = sweep_on_ray(tmp_path, *words)
     assert done.returncode == 0, done.stderr
     (told,) = json.loads(done.stdout)["runs"]
     assert told["devices"] == 2
     assert len(told["cards"]) == 2
     assert {card["label"].partition(" on ")[0] for card in told["cards"]} == {"CPU 0", "CPU 1"}
-    assert len(told["rows"]) == 16
+    assert Counter(row["provider"] for row in told["rows"]) == {"torch.mm": 16, "own:Gemm": 16}

@@ -34,7 +34,7 @@ from quantbench.device import lookup
 from quantbench.device.spec import DeviceState
 from quantbench.errors import InputError, MeasurementError, UnsupportedError
 from quantbench.measurement import Grade
-from quantbench.providers.collectives import TorchWork
+from quantbench.providers.collectives import TorchWork, _fill_pattern
 from quantbench.store.folder import read_run
 from quantbench.store.record import Failed, Measured, Record, Skipped, record_to_json
 from quantbench.store.schema import schema
@@ -326,6 +326,27 @@ def test_checking_a_large_message_takes_no_memory_beyond_its_buffers(
         work._run = lambda: None
         assert "elements are wrong" in work.check()
     assert largest.nbytes <= message_bytes
+
+
+@pytest.mark.parametrize("dtype", ["int8", "bf16"])
+@pytest.mark.parametrize("world", [2, 63, 64, 125, 1000])
+def test_sums_are_right_for_any_number_of_ranks(world: int, dtype: str) -> None:
+    """The ranks add up in the dtype of the message, one after another."""
+    work = TorchWork(TwoRanks(world))  # type: ignore[arg-type]
+    assert work.allocate(Collective("all_reduce", world * 64, world, dtype)) == ""
+    left_out = -1
+
+    def add() -> None:
+        total = torch.zeros_like(work._output)
+        for rank in set(range(world)) - {left_out}:
+            _fill_pattern(work._output, rank, world)
+            total += work._output
+        work._output.copy_(total)
+
+    work._run = add
+    assert work.check() == ""
+    left_out = world // 2
+    assert "elements are wrong" in work.check()
 
 
 def test_a_result_that_is_not_a_number_is_wrong() -> None:

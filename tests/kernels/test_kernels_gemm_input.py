@@ -68,6 +68,8 @@ def test_cpu_tensors_need_the_interpreter() -> None:
     with pytest.raises(UnsupportedError) as caught:
         matmul(A, B)
     assert caught.value.value == "operands on cpu"
+    with pytest.raises(InputError, match=r"mine: tensors on cpu; .* TRITON_INTERPRET=1"):
+        launching.describe("mine", None, {}, A.device)
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,17 @@ def test_a_wrong_option_is_said_in_one_line(suite: Suite) -> None:
     assert "ERROR: --device-max-time: 'soon'; expected a time such as 90s" in said
 
 
+def test_interpreted_times_are_no_gate_and_no_figures(
+    suite: Suite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    code, said = suite("--benchmark-compare-fail=median:5% -k my_kernel")
+    assert code == pytest.ExitCode.USAGE_ERROR
+    assert "ERROR: --benchmark-compare-fail: TRITON_INTERPRET=1" in said
+    with pytest.raises(pytest.skip.Exception, match="triton's interpreter"):
+        benchmarked(100.0)
+
+
 def test_histograms_show_device_time(suite: Suite, tmp_path: Path) -> None:
     pytest.importorskip("pygal", reason="needs pygal: pip install 'pytest-benchmark[histogram]'")
     assert suite("--benchmark-only --benchmark-histogram=times -k my_kernel")[0] == 0

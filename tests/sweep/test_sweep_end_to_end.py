@@ -222,8 +222,10 @@ def test_a_wrong_result_is_counted_and_fails_the_sweep() -> None:
 def test_a_declared_tile_has_its_edges() -> None:
     """256 rows of tiles of 16 x 16 need another wave every few columns."""
     words = "--dim n=1024:1536:512@edges -m 256 -k 64 --dtype fp32 --gpu a100 --dry-run"
-    found = run_json(f"sweep {words} --provider tests.fake_providers:Tiled")
+    found = run_json(f"sweep {words} --provider tests.fake_providers:Tiled --provider torch.mm")
     assert len(found["axes"]["n"]) > 2
+    providers = {point["provider"] for point in found["points"]}
+    assert providers == {"tests.fake_providers:Tiled", "torch.mm"}
     said = str(refused(f"sweep {words} --provider tests.fake_providers:Gud"))
     assert "has no attribute 'Gud'" in said
 

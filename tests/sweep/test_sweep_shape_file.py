@@ -121,7 +121,7 @@ def test_every_op_of_every_shape_is_planned_once() -> None:
 
 
 def test_the_command_line_takes_the_file_and_nothing_that_contradicts_it(file: Path) -> None:
-    given = SweepArguments(shapes=file, provider="torch.mm", budget="none")
+    given = SweepArguments(shapes=file, provider=["torch.mm"], budget="none")
     assert sweep_options(given, "cuda").models == SHAPES
     for other in ({"dtype": "bf16"}, {"ops": "qkv"}, {"direction": "both"}, {"hidden": "512"}):
         with pytest.raises(
