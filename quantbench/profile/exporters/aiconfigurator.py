@@ -134,6 +134,13 @@ def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
         "mla_bmm": absorbing_rows(profile, wanted, options.kernels),
     }
     tables = {kind: rows for kind, rows in tables.items() if rows}
+    unjudged = []
+    for kind in ("nccl", *_FAMILIES):
+        if any(row["origin"] == "modelled" for row in tables.get(kind, ())):
+            unjudged.append(kind)
+    if unjudged:
+        how = "modelled from stated rates or from models of other ops; errors not known"
+        out.notes.append(f"{', '.join(unjudged)}: {how}")
     if not tables:
         reasons = "; ".join(out.left_out) or "no rows"
         raise InputError(
@@ -251,9 +258,10 @@ def _attention_rows(
     heads = wanted.heads
     if not rows and not heads:
         heads = MODEL_HEADS
+    if heads:
         held_out = "held_out" if prompts else "held_out_decode"
         accuracy = accuracy_words(attention_model(profile).provenance, held_out)
-        out.notes.append(f"{op.replace('_', ' ')} was not measured: modelled{accuracy}")
+        out.notes.append(f"{op.replace('_', ' ')} that was not measured is modelled{accuracy}")
     dtype = "fp16" if options.dtype == "fp16" else "bf16"
     shapes: list[tuple[Attention, int]] = []
     if profile.device.peak(dtype) is not None:
@@ -361,7 +369,9 @@ def _moe_rows(profile: Profile, options: ExportOptions, wanted: Served, out: Exp
             layer = replace(layer, dtype=dtype)
             if layer not in measured:
                 layers.append(layer)
-        found = profile.experts(dtype, options.kernels).predict(layers)
+        model = profile.experts(dtype, options.kernels)
+        out.notes.append(f"{dtype} {model.note}{accuracy_words(model.provenance)}")
+        found = model.predict(layers)
         sources = [MODEL] * len(layers)
         rows += [row(*one) for one in timed(layers, sources, found.latency_us, found.high_us)]
     return _of_one_kernel(rows)
