@@ -106,6 +106,29 @@ def test_a_gpu_s_name_gives_modelled_rows_with_their_intervals(tmp_path: Path) -
         assert 0 < low < middle < high
         assert 0 < float(row["held_out_median_pct"]) < float(row["held_out_p95_pct"]) < 50
         assert (row["device"], row["library"]) == ("h100-sxm5-80gb", "vllm")
+    assert "shapes of vllm" in (tmp_path / "out" / "notes.txt").read_text(encoding="utf-8")
+
+
+def test_both_exports_have_the_same_times_of_experts(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet", reason="needs quantbench[tables]")
+    for name in ("csv", "aiconfigurator"):
+        words = ("export", "--gpu", "h100", "--format", name, "--model", "mixtral-8x7b")
+        said = invoke(*words, "--tp", "1", "-o", str(tmp_path / name))
+        assert "bf16 experts of vllm" in said
+    with (tmp_path / "csv" / "moe.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["library"] for row in rows} == {"vllm"}
+    (path,) = (tmp_path / "aiconfigurator").rglob("moe_perf.parquet")
+    theirs = parquet.read_table(path).to_pydict()
+    assert theirs["moe_dtype"][0] == "bfloat16"
+    ms = theirs["latency"][: len(rows)]
+    assert ms == pytest.approx([float(row["latency_us"]) / 1e3 for row in rows])
+    notes = (tmp_path / "aiconfigurator" / "notes.txt").read_text(encoding="utf-8")
+    assert (
+        "fp8_block products that were not measured are modelled (fitted to 8,000 shapes of sglang"
+        in notes
+    )
+    assert "nccl, custom_allreduce" in notes.partition("errors not known")[0].splitlines()[-1]
 
 
 def test_modelled_rows_are_of_the_library_asked_for_and_hold_edges(tmp_path: Path) -> None:
@@ -238,6 +261,15 @@ def test_folders_of_runs_are_taken_as_they_are(tmp_path: Path) -> None:
             "--format aiconfigurator --layout tn",
             "--layout tn: no matrix product has this layout; expected one of nt",
         ),
+        ("--format csv --tp 2", "--tp 2 without effect; expected --model or --config"),
+        (
+            "--format csv --grid g --model gpt2-xl",
+            "--grid g with --model or --config; expected one",
+        ),
+        (
+            "--format aiconfigurator --dtype int8 --tp 1 --model llama-3-8b,",
+            "nothing that it has a table for",
+        ),
         (
             "--format csv --dtype bfloat16",
             "--dtype = 'bfloat16'; expected one of fp16, bf16",
@@ -273,6 +305,9 @@ def test_a_profile_beside_a_run_is_refused(folder: Path) -> None:
         CliRunner().invoke(
             command, ["export", "profile.json", "run", "--format", "csv"], catch_exceptions=False
         )
+    Path("my.csv").write_text("m,n,k\n")
+    with pytest.raises(InputError, match=r"my.csv; expected a profile \(.json\) or a run's folder"):
+        CliRunner().invoke(command, ["export", "my.csv", "--format", "csv"], catch_exceptions=False)
     with pytest.raises(StoreError):
         CliRunner().invoke(
             command, ["export", "nowhere", "--format", "csv"], catch_exceptions=False

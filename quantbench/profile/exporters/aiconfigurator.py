@@ -141,7 +141,7 @@ def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
     if unjudged:
         how = "modelled from stated rates or from models of other ops; errors not known"
         out.notes.append(f"{', '.join(unjudged)}: {how}")
-    if not tables:
+    if not tables or (wanted.heads and "gemm" not in tables):
         reasons = "; ".join(out.left_out) or "no rows"
         raise InputError(
             WHO, f"nothing that it has a table for ({reasons})", "bf16 or fp8, or --dtype fp16"
@@ -258,16 +258,16 @@ def _attention_rows(
     heads = wanted.heads
     if not rows and not heads:
         heads = MODEL_HEADS
-    if heads:
-        held_out = "held_out" if prompts else "held_out_decode"
-        accuracy = accuracy_words(attention_model(profile).provenance, held_out)
-        out.notes.append(f"{op.replace('_', ' ')} that was not measured is modelled{accuracy}")
     dtype = "fp16" if options.dtype == "fp16" else "bf16"
     shapes: list[tuple[Attention, int]] = []
     if profile.device.peak(dtype) is not None:
         for one in heads:
             of_heads = one.prompts(dtype) if prompts else one.decodes(dtype)
             shapes += [(work, one.window) for work in of_heads]
+    if shapes:
+        held_out = "held_out" if prompts else "held_out_decode"
+        accuracy = accuracy_words(attention_model(profile).provenance, held_out)
+        out.notes.append(f"{op.replace('_', ' ')} that was not measured is modelled{accuracy}")
     within = [seen(*shape) for shape in shapes]
     for lane in lanes_of(profile, prompts) if shapes else ():
         if lane[1] == "fp8" and not prompts:

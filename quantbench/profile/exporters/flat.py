@@ -143,5 +143,5 @@ def _modelled(profile: Profile, options: ExportOptions, out: Exported) -> dict[s
                 "held_out_p95_pct": held_out.get("p95_pct"),
             }
             found[kind].append(row)
-    out.notes += [f"modelled rows: {note}" for note in notes]
+    out.notes += [f"modelled rows: {note}" for note in notes if note]
     return found
