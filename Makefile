@@ -117,11 +117,12 @@ FUZZ_FILES ?= 10000
 fuzz: install
 	QUANTBENCH_FUZZ_EXAMPLES=$(FUZZ_FILES) $(BIN)/python -m pytest tests/project/test_fuzz_loaders.py
 
-# README's samples, the main table of docs/accuracy.md, and the pictures.
+# README's samples, the main table of docs/accuracy.md, the list in docs/api.md, and the pictures.
 docs: install
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[tables,docs]'
 	mkdir -p build && $(BIN)/python -m tools.accuracy.page docs/accuracy.md
 	$(BIN)/python -m tools.guide.front
+	$(BIN)/python -m tools.guide.api
 	$(BIN)/python -m tools.guide.explorer
 	$(BIN)/python -m mkdocs build --strict --quiet --config-file docs/site/mkdocs.yml
 	$(BIN)/python -m tools.guide.explorer build/site/explore.html

@@ -243,6 +243,16 @@ RULES = (
 )  # fmt: skip
 
 
+def crash_rules(dtype: str, library: str, device: DeviceSpec) -> list[AlignmentRule]:
+    """Returns the rules of a dtype and library that name a crash; "" for every library."""
+    found = []
+    for rule in RULES:
+        concerned = rule.concerns(dtype, library, rule.min_tp, training=True, device=device)
+        if concerned and rule.effect == "crashes":
+            found.append(rule)
+    return found
+
+
 def broken_rules(
     work: Gemm | GroupedGemm | Attention,
     *,
@@ -333,6 +343,18 @@ def broken_by_shape(
             found[rule, "tokens / tp", part, rule.allowed(part + 1)] = ["all"]
     made = [Broken(*key, tuple(dict.fromkeys(ops))) for key, ops in found.items()]
     return tuple(sorted(made, key=lambda one: EFFECTS.index(one.rule.effect)))
+
+
+def runs_without_crash(shape: TransformerShape, *, library: str, device: DeviceSpec) -> bool:
+    """Returns whether a shape breaks no rule that names a crash.
+
+    library, device: as in `broken_rules`.
+    """
+    # Most shapes have a dtype that no such rule is about. Their ops are not looked at.
+    if not crash_rules(shape.dtype, library, device):
+        return True
+    broken = broken_by_shape(shape, library=library, backward=not shape.experts, device=device)
+    return all(one.rule.effect != "crashes" for one in broken)
 
 
 def side_names(op: Op) -> dict[str, str]:

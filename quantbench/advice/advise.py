@@ -8,17 +8,23 @@ rules of libraries, times that rest on no measurement, and experts that do not f
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from quantbench.advice.cost import OpCost, ShapeCost, cost_of, total_flops, total_us
 from quantbench.advice.search import Neighbour, Search
 from quantbench.advice.space import DIMENSIONS, Space, least_ep, weights_bytes
-from quantbench.alignment_rules import Broken, broken_by_shape, misaligned_sides, side_names
+from quantbench.alignment_rules import (
+    Broken,
+    broken_by_shape,
+    misaligned_sides,
+    runs_without_crash,
+    side_names,
+)
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_int
 from quantbench.latency.op_times import OpTimes, RememberedTimes
 from quantbench.units import percent
 from quantbench.workload import Attention, Gemm, Softmax, TransformerShape
-from quantbench.workload.dtypes import DTYPES
 
 # At most _REASONS ops give reasons for one shape. After the first, an op gives a reason only if it
 # saves at least _WORTH_SAYING of the shape's time.
@@ -175,14 +181,7 @@ def advise(
     space = space or Space()
     cost = cost_of(shape, remembered)
 
-    def broken(one: TransformerShape) -> tuple[Broken, ...]:
-        return broken_by_shape(one, library=library, backward=not one.experts, device=device)
-
-    def runs(one: TransformerShape) -> bool:
-        # No rule of a 16-bit format names a crash.
-        wide = DTYPES[one.dtype].element_bytes >= 2
-        return wide or all(found.rule.effect != "crashes" for found in broken(one))
-
+    runs = partial(runs_without_crash, library=library, device=device)
     search = Search(shape, remembered, space if top else None, runs)
     best = search.best(top)
     missing: tuple[str, ...] = ()
@@ -198,7 +197,7 @@ def advise(
         singles=_advised(search.single(), cost, remembered),
         tried=search.tried,
         space=space,
-        broken=broken(shape),
+        broken=broken_by_shape(shape, library=library, backward=not shape.experts, device=device),
         missing=missing,
         blocks=_broken_blocks(shape),
         too_large=_too_large(shape, device),

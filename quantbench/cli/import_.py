@@ -129,8 +129,10 @@ def _write(
         summary = write_run(to.results, spec, origin, rows, units_are_right=to.units_are_right)
         summaries.append(summary)
         lines += summary_lines(summary)
-    next_command = f"\nNext: quantbench check {summaries[0].folder}"
-    return Result(summaries, (*lines, *missing, next_command))
+    folder = summaries[0].folder
+    next_command = f"\nNext: quantbench check {folder}"
+    export = f"profile export {folder} --format aiconfigurator -o systems"
+    return Result(summaries, (*lines, *missing, f"{next_command}, or {export}"))
 
 
 # A log's TFLOP/s are reported if they differ from the computed TFLOP/s by more than this fraction.

@@ -85,7 +85,14 @@ class PlannerOptions:
 
         typed = dict(vars(self))
         typed["configs"] = tuple(typed.pop("config") or ())
+        typed["model"] = ",".join(name.strip() for name in self.model.split(","))
         tp = typed.pop("tp")
+        named = self.model or self.config
+        if tp and not named:
+            raise InputError("profile export", f"--tp {tp} without effect", "--model or --config")
+        if self.grid is not None and named:
+            what = f"--grid {self.grid} with --model or --config"
+            raise InputError("profile export", what, "one of them")
         if tp:
             typed["tensor_parallel"] = degrees(tp)
         return ExportOptions(**typed, library=library)
@@ -278,6 +285,9 @@ def profile_of(paths: list[Path], *, fit: bool, library: str = "") -> Profile:
         raise InputError(
             "profile export", f"--library {library} with {files[0]}", "runs, or --provider"
         )
+    if files[0].suffix != ".json" and os.path.exists(files[0]):
+        expected = "a profile (.json) or a run's folder; quantbench import csv makes a run of a CSV"
+        raise InputError("profile export", str(files[0]), expected)
     if len(paths) > 1:
         raise InputError(
             "profile export", f"{files[0]} beside other paths", "one profile, or folders of runs"

@@ -22,7 +22,7 @@ from quantbench import __version__
 from quantbench.advice.cost import WIDER
 from quantbench.advice.search import AS_GOOD, LINE_ELEMENTS, WORTH_MOVING
 from quantbench.advice.space import DIMENSIONS, EXPERT_FACTOR, LARGEST_EP, Space
-from quantbench.alignment_rules import row_steps
+from quantbench.alignment_rules import crash_rules, row_steps
 from quantbench.device import default_dtype
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, printable
@@ -184,6 +184,7 @@ def _gpu(
             "dtype": dtype,
             "library": library,
             "gemm": {**gemm_model(model, blobs), "measured": measured},
+            "crashes": [vars(rule) for rule in crash_rules(dtype, of_experts, device)],
             "experts": experts_model(experts, blobs),
         }
         entries.append(entry)

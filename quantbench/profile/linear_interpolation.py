@@ -24,6 +24,10 @@ _EDGES_PER_GAP = 32
 _SMALLEST_BLOCK_M = 16
 #: Relative slack in comparisons of slopes, which covers rounding errors.
 _ROUNDING = 1e-9
+#: Tables of one library, corrected by one row of each (n, k) of another library's table, err by
+#: 7.6 % in the median with this value, by 9.3 % without an end of the correction, and by 9.4 %
+#: without a correction (aiconfigurator-core 0.12.0: A100, H100, B200 and L40S).
+_HALVED_AFTER = 2.0
 #: largest relative error of linear interpolation that added rows may leave
 BOUND = 0.05
 
@@ -109,7 +113,7 @@ def through_rows(
     """Returns a model's times, scaled to match the measured times of the table's rows, (places,).
 
     Between rows, the log ratio of measured to modelled time is interpolated linearly over log m.
-    Outside the rows, the ratio is that of the nearest row.
+    Outside the rows, the log ratio of the nearest row halves every _HALVED_AFTER doublings of m.
 
     m: (places,), ascending sizes.
     model_us: (places,), the model's times.
@@ -117,7 +121,11 @@ def through_rows(
     rows_us: (rows,), measured times.
     """
     ratio = np.log(rows_us / model_us[in_table])
-    moved = model_us * np.exp(np.interp(np.log(m), np.log(m[in_table]), ratio))
+    doublings = np.log2(m)
+    rows_at = doublings[in_table]
+    beyond = np.abs(doublings - np.clip(doublings, rows_at[0], rows_at[-1]))
+    shift = np.interp(doublings, rows_at, ratio) * 0.5 ** (beyond / _HALVED_AFTER)
+    moved = model_us * np.exp(shift)
     moved[in_table] = rows_us
     return np.asarray(moved, dtype=np.float64)
 

@@ -151,11 +151,10 @@ def read_shapes(path: Path, who: str = _WHO) -> tuple[tuple[int, int, int, int],
             reader = csv.DictReader(file)
             columns = reader.fieldnames or ()
             if not set(_NEEDED) <= set(columns):
-                raise InputError(
-                    who,
-                    f"{path} has {', '.join(columns) or 'nothing'}",
-                    "a CSV file with the columns m, n, k, or a .json file",
-                )
+                expected = "a CSV file with the columns m, n, k"
+                if who == _WHO:
+                    expected += f", or a {SUFFIX} file"
+                raise InputError(who, f"{path} has {', '.join(columns) or 'nothing'}", expected)
             shapes = [_shape(who, path, reader.line_num, row) for row in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(who, f"{path} ({reason(error)})", "a CSV file that can be read") from None

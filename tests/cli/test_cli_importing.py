@@ -25,7 +25,7 @@ def test_csv(table: Path, tmp_path: Path) -> None:
     said = run(f"{words} --results {tmp_path / 'results'}")
     assert "4 rows read, 3 records written" in said
     folder = next((tmp_path / "results" / "a100-sxm4-80gb").iterdir())
-    assert f"Next: quantbench check {folder}" in said
+    assert f"Next: quantbench check {folder}, or profile export {folder} --format" in said
     run_read = read_run(folder)
     assert run_read.info.options["map"] == "m=M,n=N,k=K,latency=time:ms"
     assert len(run_read.records) == 3

@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -24,6 +25,7 @@ from made_runs import HOSTILE
 from quantbench.advice.cost import cost_of
 from quantbench.advice.search import Search
 from quantbench.advice.space import Space, shapes_near
+from quantbench.alignment_rules import runs_without_crash
 from quantbench.analysis.blocks import idle_reasons, tile_in_use
 from quantbench.analysis.forecast import forecast
 from quantbench.device import lookup
@@ -182,7 +184,7 @@ def check_settings(tab: Tab, gpu: str, dtype: str, count: int) -> None:
     script = (
         f"(() => {{ load(['{identity}']); const t = models.get('{identity}');"
         f"return {json.dumps(made)}.map(s => {{ s = {{...s, direction: 'both'}}; const sum = t.layer(s);"
-        "return {sum: [sum.us, sum.low, sum.high, sum.share], parameters: parameters(s),"
+        "return {runs: t.runs(s), sum: [sum.us, sum.low, sum.high, sum.share], parameters: parameters(s),"
         "ops: ops(s).map(op => { const one = t.estimate(op), waste = t.waste(op);"
         "return {name: op.label, us: one.us, text: latency(one.us), low: one.low, high: one.high,"
         "share: t.share(op, one.us), why: t.reasons(op),"
@@ -199,6 +201,7 @@ def check_settings(tab: Tab, gpu: str, dtype: str, count: int) -> None:
         times = known[shape.experts > 0]  # an estimate without measurements widens all later ones
         cost = cost_of(shape, times)
         assert found["parameters"] == parameters(shape)
+        assert found["runs"] == runs_without_crash(shape, library="", device=device)
         assert [op["name"] for op in found["ops"]] == [op.op.label for op in cost.ops]
         others = {
             "logits",
@@ -236,7 +239,8 @@ def check_settings(tab: Tab, gpu: str, dtype: str, count: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpu", "dtype"), [(GPUS[0], "bf16"), (GPUS[1], "bf16"), (GPUS[1], "fp8_block")]
+    ("gpu", "dtype"),
+    [(GPUS[0], "bf16"), *((GPUS[1], dtype) for dtype in ("bf16", "fp8", "fp8_block"))],
 )
 def test_settings_cost_what_predict_and_advise_print(tab: Tab, gpu: str, dtype: str) -> None:
     check_settings(tab, gpu, dtype, 20)
@@ -381,6 +385,15 @@ def test_heads_follow_hidden_at_their_width_unless_they_are_kept(tab: Tab) -> No
     tab.evaluate("document.getElementById('lock-heads').click()")
     type_in(tab, "n-hidden", 5120)
     assert tab.evaluate("[state.heads, state.kv_heads, state.head_dim]") == [32, 8, 160]
+    said = "[state.heads, $('followed').textContent, $('rows').textContent]"
+    type_in(tab, "n-hidden", 5000)
+    heads, followed, rows = tab.evaluate(said)
+    assert heads == 32
+    assert "No whole number of heads" in followed
+    assert "5120, not" in rows
+    # The slider shows a width between its steps.
+    type_in(tab, "n-head_dim", 125)
+    assert tab.evaluate("$('r-head_dim').value") == "125"
 
 
 def test_a_better_shape_is_taken_over_by_a_click(tab: Tab) -> None:
@@ -455,6 +468,7 @@ def test_it_fits_asks_nothing_of_the_network_and_complains_of_nothing(
 @pytest.mark.parametrize(
     ("model", "changes", "locks"),
     [
+        ("llama-3-8b", {"ffn": 14344, "tp": 2, "dtype": "fp8"}, {}),
         ("llama-3-8b", {"seq": 2049, "tp": 2}, {"ffn": True}),
         ("bloom-176b", {"seq": 2049, "tp": 8}, {"layers": True}),
         ("gpt2-xl", {"seq": 1000}, {}),
@@ -466,22 +480,23 @@ def test_it_fits_asks_nothing_of_the_network_and_complains_of_nothing(
     ],
 )
 def test_better_shapes_are_those_of_advise(
-    tab: Tab, model: str, changes: dict[str, int], locks: dict[str, bool]
+    tab: Tab, model: str, changes: dict[str, Any], locks: dict[str, bool]
 ) -> None:
-    shape = replace(preset(model), **changes)  # type: ignore[arg-type]
+    shape = replace(preset(model), **changes)
     space = Space(keep=tuple(locks))
     times = RememberedTimes(ModelTimes(lookup(GPUS[1])), softmax="megatron")
+    runs = partial(runs_without_crash, library="", device=lookup(GPUS[1]))
     found = tab.evaluate(
         f"state = {{...page.setting, ...page.presets['{model}'], ...{json.dumps(changes)}}};"
-        f"locks = {json.dumps(locks)}; choose(page.gpus[1].entries[0].id)"
+        f"locks = {json.dumps(locks)}; choose(page.gpus[1].entries.find(one => one.dtype === '{shape.dtype}').id)"
         ", [...near(state, locks)].map(one => NAMES.map(name => one.s[name]))"
     )
     names = tab.evaluate("NAMES")
     expected = {one for shapes in shapes_near(shape, space).values() for one in shapes}
 
     # What the page offers in case that experts or latent attention are switched on.
-    offered = {} if shape.experts else {"top_k": 2, "moe_ffn": shape.ffn}
-    offered |= {} if shape.kv_rank else {"value_dim": shape.head_dim}
+    offered = {} if shape.experts else {"top_k": 2, "moe_ffn": preset(model).ffn}
+    offered |= {} if shape.kv_rank else {"value_dim": preset(model).head_dim}
 
     def sizes(one: TransformerShape) -> tuple[int, ...]:
         return tuple(offered.get(name, getattr(one, name)) for name in names)
@@ -492,7 +507,7 @@ def test_better_shapes_are_those_of_advise(
         "(search => { let step; do step = search.next(); while (!step.done); return step.value.map(one =>"
         "[NAMES.map(name => one.s[name]), one.gain, one.low, one.high]); })(better(models.get(active)))"
     )
-    near = Search(shape, times, space)
+    near = Search(shape, times, space, runs)
     alike = {sizes(one.shape) for one in near.alike()}
     best = {sizes(one.shape): one for one in (*near.best(1000), *near.alike(), *near.single())}
     ranked = sorted(best.values(), key=lambda one: (not one.sure, -one.gain))

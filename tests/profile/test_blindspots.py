@@ -97,6 +97,13 @@ def test_the_model_goes_through_the_measured_rows() -> None:
     assert 11.0 < moved[1] < 12.0
 
 
+def test_a_row_says_less_of_sizes_further_from_it() -> None:
+    m = np.array([1, 4, 16, 64])
+    in_table = m == 16
+    moved = through_rows(m, np.full(4, 10.0), in_table, np.array([160.0]))
+    assert moved == pytest.approx([20.0, 40.0, 160.0, 40.0])
+
+
 @pytest.mark.parametrize("bound", [0.02, 0.05, 0.2])
 def test_the_bound_is_kept_after_the_choice(bound: float) -> None:
     for n in (512, 4096, 12288):

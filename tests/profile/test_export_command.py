@@ -48,10 +48,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def invoke(*words: str) -> str:
-    done = CliRunner().invoke(command, list(words), catch_exceptions=False)
+def invoke(words: str) -> str:
+    done = CliRunner().invoke(command, shlex.split(words), catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return done.stdout
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
 
 
 def skip_without_its_packages(words: list[str]) -> None:
@@ -64,9 +69,9 @@ def skip_without_its_packages(words: list[str]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("line", [c for c in COMMANDS if c.startswith("quantbench profile ")])
 def test_each_command_of_the_page_runs(line: str, folder: Path) -> None:
-    words = shlex.split(line.replace(_MADE_RUN, "profile.json"))[2:]
-    skip_without_its_packages(words)
-    assert invoke(*words)
+    words = line.replace(_MADE_RUN, "profile.json").partition(" profile ")[2]
+    skip_without_its_packages(shlex.split(words))
+    assert invoke(words)
 
 
 @pytest.mark.slow
@@ -96,45 +101,53 @@ def test_the_page_names_every_format() -> None:
 def test_a_gpu_s_name_gives_modelled_rows_with_their_intervals(tmp_path: Path) -> None:
     grid = tmp_path / "grid.csv"
     grid.write_text("m,n,k\n128,4096,4096\n129,4096,4096\n", encoding="utf-8")
-    words = ("--gpu", "h100", "--format", "csv", "--grid", str(grid), "-o", str(tmp_path / "out"))
-    invoke("export", *words)
-    with (tmp_path / "out" / "gemm.csv").open(encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    invoke(f"export --gpu h100 --format csv --grid {grid} -o {tmp_path / 'out'}")
+    rows = rows_of(tmp_path / "out" / "gemm.csv")
     assert [(row["m"], row["origin"]) for row in rows] == [("128", "modelled"), ("129", "modelled")]
     for row in rows:
         low, middle, high = (float(row[name]) for name in ("low_us", "latency_us", "high_us"))
         assert 0 < low < middle < high
         assert 0 < float(row["held_out_median_pct"]) < float(row["held_out_p95_pct"]) < 50
         assert (row["device"], row["library"]) == ("h100-sxm5-80gb", "vllm")
+    assert "shapes of vllm" in (tmp_path / "out" / "notes.txt").read_text(encoding="utf-8")
+
+
+def test_both_exports_have_the_same_times_of_experts(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet", reason="needs quantbench[tables]")
+    for name in ("csv", "aiconfigurator"):
+        words = f"export --gpu h100 --format {name} --model mixtral-8x7b --tp 1"
+        assert "bf16 experts of vllm" in invoke(f"{words} -o {tmp_path / name}")
+    rows = rows_of(tmp_path / "csv" / "moe.csv")
+    assert {row["library"] for row in rows} == {"vllm"}
+    (path,) = (tmp_path / "aiconfigurator").rglob("moe_perf.parquet")
+    theirs = parquet.read_table(path).to_pydict()
+    assert theirs["moe_dtype"][0] == "bfloat16"
+    ms = theirs["latency"][: len(rows)]
+    assert ms == pytest.approx([float(row["latency_us"]) / 1e3 for row in rows])
+    notes = (tmp_path / "aiconfigurator" / "notes.txt").read_text(encoding="utf-8")
+    assert (
+        "fp8_block products that were not measured are modelled (fitted to 8,000 shapes of sglang"
+        in notes
+    )
+    assert "nccl, custom_allreduce" in notes.partition("errors not known")[0].splitlines()[-1]
 
 
 def test_modelled_rows_are_of_the_library_asked_for_and_hold_edges(tmp_path: Path) -> None:
-    words = (
-        "export",
-        "--gpu",
-        "a100",
-        "--format",
-        "csv",
-        "--model",
-        "gpt2-xl",
-        "-o",
-        str(tmp_path),
-    )
-    invoke(*words)
-    with (tmp_path / "gemm.csv").open(encoding="utf-8") as file:
-        sizes = {int(row["m"]) for row in csv.DictReader(file)}
+    words = f"export --gpu a100 --format csv --model gpt2-xl -o {tmp_path}"
+    invoke(words)
+    sizes = {int(row["m"]) for row in rows_of(tmp_path / "gemm.csv")}
     assert any(m & (m - 1) for m in sizes)  # rows beside edges, between the powers of two
-    said = invoke(*words, "--library", "trtllm")
-    assert "no model of trtllm's bf16 products on a100-sxm4-80gb is shipped" in said
+    said = invoke(f"{words} --library trtllm")
+    assert "shapes of sglang, as no model of trtllm's is shipped" in said
 
 
 def test_runs_and_a_gpu_are_one_or_the_other(folder: Path) -> None:
     for words, said in (
-        (["profile.json", "--gpu", "h100", "--format", "csv"], "runs and --gpu; expected one"),
-        (["--format", "csv"], "neither runs nor --gpu; expected one of them"),
-        (["--gpu", "h100"], "without --format"),
+        ("profile.json --gpu h100 --format csv", "runs and --gpu; expected one"),
+        ("--format csv", "neither runs nor --gpu; expected one of them"),
+        ("--gpu h100", "without --format"),
     ):
-        done = CliRunner().invoke(command, ["export", *words])
+        done = CliRunner().invoke(command, ["export", *words.split()])
         assert isinstance(done.exception, InputError)
         assert said in str(done.exception)
 
@@ -159,7 +172,7 @@ def test_the_page_s_python_runs(package: str, name: str, folder: Path) -> None:
         for w in map(shlex.split, COMMANDS)
         if f"--format {name}" in " ".join(w)
     )
-    invoke("export", "profile.json", "--format", name, "-o", target)
+    invoke(f"export profile.json --format {name} -o {target}")
     done = subprocess.run(
         [sys.executable, "-c", snippet], cwd=folder, capture_output=True, text=True, check=False
     )
@@ -176,7 +189,7 @@ def test_other_documents_are_named_rightly() -> None:
 
 
 def test_what_was_written_is_said_in_json(folder: Path) -> None:
-    found = json.loads(invoke("export", "profile.json", "--format", "csv", "-o", "out", "--json"))
+    found = json.loads(invoke("export profile.json --format csv -o out --json"))
     assert found["format"] == "csv"
     assert found["rows"]["attention"] == 6
     assert [Path(path).name for path in found["paths"]] == [
@@ -184,14 +197,13 @@ def test_what_was_written_is_said_in_json(folder: Path) -> None:
         "softmax.csv",
         "attention.csv",
         "collective.csv",
+        "notes.txt",
     ]
     assert all((folder / path).is_file() for path in found["paths"])
 
 
 def test_people_are_told_what_is_left_out_and_what_is_modelled(folder: Path) -> None:
-    said = invoke(
-        "export", "profile.json", "--format", "vidur", "--model", "llama-3-8b", "-o", "out"
-    )
+    said = invoke("export profile.json --format vidur --model llama-3-8b -o out")
     assert "rows left out: a collective that Vidur has no file for" in said
     assert "are a pass over memory each, modelled" in said
     assert "use: " in said
@@ -205,9 +217,9 @@ def test_folders_of_runs_are_taken_as_they_are(tmp_path: Path) -> None:
     )
     where = write(tmp_path / "results", made)
     # The run's folder, or the device's with all of its runs.
-    invoke("export", str(where.parent), "--format", "csv", "--no-fit", "-o", str(tmp_path / "out"))
-    with (tmp_path / "out" / "gemm.csv").open(newline="", encoding="utf-8") as file:
-        assert {int(row["m"]): float(row["latency_us"]) for row in csv.DictReader(file)} == times
+    invoke(f"export {where.parent} --format csv --no-fit -o {tmp_path / 'out'}")
+    rows = rows_of(tmp_path / "out" / "gemm.csv")
+    assert {int(row["m"]): float(row["latency_us"]) for row in rows} == times
 
 
 @pytest.mark.parametrize(
@@ -237,6 +249,15 @@ def test_folders_of_runs_are_taken_as_they_are(tmp_path: Path) -> None:
             "--format aiconfigurator --layout tn",
             "--layout tn: no matrix product has this layout; expected one of nt",
         ),
+        ("--format csv --tp 2", "--tp 2 without effect; expected --model or --config"),
+        (
+            "--format csv --grid g --model gpt2-xl",
+            "--grid g with --model or --config; expected one",
+        ),
+        (
+            "--format aiconfigurator --dtype int8 --tp 1 --model llama-3-8b,",
+            "nothing that it has a table for",
+        ),
         (
             "--format csv --dtype bfloat16",
             "--dtype = 'bfloat16'; expected one of fp16, bf16",
@@ -257,9 +278,7 @@ def test_folders_of_runs_are_taken_as_they_are(tmp_path: Path) -> None:
 )
 def test_wrong_use_is_one_clear_line(words: str, said: str, folder: Path) -> None:
     with pytest.raises(QuantbenchError) as caught:
-        CliRunner().invoke(
-            command, ["export", "profile.json", *words.split(), "-o", "out"], catch_exceptions=False
-        )
+        invoke(f"export profile.json {words} -o out")
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -269,13 +288,12 @@ def test_a_profile_beside_a_run_is_refused(folder: Path) -> None:
         InputError,
         match=r"profile.json beside other paths; expected one profile, or folders of runs",
     ):
-        CliRunner().invoke(
-            command, ["export", "profile.json", "run", "--format", "csv"], catch_exceptions=False
-        )
+        invoke("export profile.json run --format csv")
+    Path("my.csv").write_text("m,n,k\n")
+    with pytest.raises(InputError, match=r"my.csv; expected a profile \(.json\) or a run's folder"):
+        invoke("export my.csv --format csv")
     with pytest.raises(StoreError):
-        CliRunner().invoke(
-            command, ["export", "nowhere", "--format", "csv"], catch_exceptions=False
-        )
+        invoke("export nowhere --format csv")
 
 
 def test_percentages_and_degrees() -> None:

@@ -26,6 +26,7 @@ from quantbench.latency.gemm.training import Effort
 from quantbench.store.folder import read_run
 from quantbench.store.schema import schema
 from tools.accuracy.page import conclusion
+from tools.guide.api import api_text
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -267,6 +268,11 @@ def test_each_name_of_the_reference_exists_and_says_what_it_is(name: str) -> Non
         module, _, attribute = name.rpartition(".")
         found = getattr(import_module(module), attribute)
     assert found.__doc__
+
+
+def test_the_list_of_the_reference_is_that_of_the_code() -> None:
+    page = (DOCS / "api.md").read_text(encoding="utf-8")
+    assert api_text(page) in page
 
 
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:

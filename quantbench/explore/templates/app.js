@@ -1,5 +1,4 @@
 // The page: controls, the curve, the ops, the picture of tiles and waves, better shapes, experts and commands.
-
 const $ = id => document.getElementById(id);
 // Makes an element; strings become text, so that no name is ever read as markup.
 function make(tag, attributes = {}, ...children) {
@@ -52,6 +51,8 @@ const placed = x => state.axis === 'hidden' ? headless(state, x, locks) : change
 const drawn = () => [...new Set([...lines, active])].slice(-DASHES.length);
 const every = () => page.gpus.flatMap(gpu => gpu.entries.map(entry => ({gpu, entry})));
 const entryOf = id => every().find(one => one.entry.id === id);
+const choose = id => { active = id; load([id]); plot = null; update(); };
+const possible = s => !objection(s);
 const nameOf = id => { const {gpu, entry} = entryOf(id); return `${gpu.name} · ${entry.dtype} · ${entry.library}`; };
 
 // Unpacks the models that are drawn, and lets go of those that were drawn longest ago.
@@ -92,14 +93,13 @@ function restore(parts, zoomed = false) {
   update();
 }
 
-const choose = id => { active = id; load([id]); plot = null; update(); };
-
 // Sizes that have no such heads leave the heads as they are.
 function set(name, value) {
   const next = changed(state, name, value, locks), last = state;
   state = NAMES.every(size => Number.isInteger(next[size])) ? next : {...state, [name]: value};
   const followed = SIZES.filter(size => size !== name && state[size] !== last[size]).map(size => `${size} ${last[size]} → ${state[size]}`);
-  $('followed').textContent = followed.length ? `With ${name}: ${followed.join(', ')}.` : '';
+  $('followed').textContent = followed.length ? `With ${name}: ${followed.join(', ')}.`
+    : state === next ? '' : `No whole number of heads follows from ${name} ${value}: the other sizes stay.`;
   update();
 }
 
@@ -116,10 +116,9 @@ function slide(name, value, step) {
   set(name, near.find(one => one >= low && possible(changed(state, name, one, locks))) ?? value);
 }
 
-const possible = s => !objection(s);
-
 // Shows the state in every control.
 function sync() {
+  for (const slider of NAMES.map(name => $(`r-${name}`))) slider.step = state[slider.id.slice(2)] % slider.dataset.step ? 1 : slider.dataset.step;
   for (const name of NAMES) for (const kind of ['n', 'r']) $(`${kind}-${name}`).value = state[name];
   for (const name of page.dimensions) $(`lock-${name}`).checked = !!locks[name];
   for (const kind of ['n', 'r']) $(`${kind}-kv_heads`).disabled = state.kv_rank > 0;
@@ -237,7 +236,8 @@ function answer(times, before) {
     said.push(`${state.axis} ${value} against ${before.value}${others.length ? ` (with ${others.join(', ')})` : ''}: ` +
       `${signed(here.us / then.us - 1)} time for ${signed(here.flops / then.flops - 1)} arithmetic${{vocab: ' of the logits', hidden: ' of the products'}[state.axis] || ''}.`);
   }
-  $('rows').textContent = `Rows of linear layers: seq × mbs = ${state.seq * state.mbs} tokens.`;
+  const width = state.kv_rank ? state.hidden : state.heads * state.head_dim, odd = width === state.hidden ? '' : ` heads × head_dim = ${width}, not hidden = ${state.hidden}.`;
+  $('rows').textContent = `Rows of linear layers: seq × mbs = ${state.seq * state.mbs} tokens.${odd}`;
   fill('compared', ...said.flatMap(line => [line, make('br')]));
 }
 
@@ -425,10 +425,10 @@ function* better(times) {
     const attention = total(every.filter(part => part.kind === 'attention').map(part => part.us / us));
     return {s, parts, us, perToken, each: perToken / parameters({...s, vocab: Math.min(s.vocab, state.vocab)}), attention};
   };
-  const base = costOf(state), groups = new Map(), best = new Map();
-  yield;
-  for (const {group, joint, s} of near(state, locks)) {
-    if (!fits(s, times.gpu, times.format)) continue;
+  const base = costOf(state), groups = new Map(), best = new Map(), all = [];
+  for (const one of near(state, locks)) yield fits(one.s, times.gpu, times.format) && all.push(one);
+  const running = all.filter(({s}) => times.runs(s));
+  for (const {group, joint, s} of running.length ? running : all) {
     const one = costOf(s), factor = ratioFactor(base, one, times), ratio = base.each / one.each;
     // A sliding window is not priced: the interval holds the gain without attention, too.
     const windowed = 0 < state.sliding_window && state.sliding_window < state.seq;

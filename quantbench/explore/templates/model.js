@@ -1,5 +1,4 @@
 // What the generated code of the latency models calls (quantbench/explore/evaluator.py), and the draw of experts' rows.
-
 // Makes the functions of a model from its text.
 function functionsOf(data) {
   const text = new TextDecoder().decode(page.view(Uint8Array, data.code));
@@ -72,6 +71,7 @@ function gaussianProcess({amplitude, noise, centre, ...arrays}) {
 }
 
 const total = list => list.reduce((sum, one) => sum + one, 0);
+const roundEven = x => Math.abs(x % 1) === 0.5 ? 2 * Math.round(x / 2) : Math.round(x);
 const exponentOf = named => named === 'balanced' ? 0 : Number(named.slice('power_law_'.length));
 const evenly = (rows, experts) => Array.from({length: experts},
   (_, e) => Math.floor((e + 1) * rows / experts) - Math.floor(e * rows / experts));
@@ -122,5 +122,3 @@ function tokensPerExpert({tokens, num_experts: experts, top_k, ep, distribution}
   }
   return found;
 }
-
-const roundEven = x => Math.abs(x % 1) === 0.5 ? 2 * Math.round(x / 2) : Math.round(x);

@@ -1,6 +1,5 @@
 // Tiles and waves, edges, sums and shapes near a setting: the arithmetic of quantbench.quantization, advice and sweep.axes,
 // tested against them on random settings. Ops, parameters and what makes a shape impossible are generated (page.shape).
-
 const cdiv = (a, b) => Math.ceil(a / b);
 // Rounds as Python's format does: exact halves to even.
 const fixed = (x, d) => (x * 10 ** d % 1 === 0.5 && Number.isInteger(x * 2 ** 20) ? roundEven(x * 10 ** d) / 10 ** d : x).toFixed(d);
@@ -52,6 +51,13 @@ function flopsOf(op) {
 const rankRows = (op, rows = tokensPerExpert(op, page.draws), local = op.num_experts / op.ep) =>
   Array.from({length: op.ep}, (_, rank) => total(rows.slice(rank * local, (rank + 1) * local)));
 
+// The sides of the routed products of a layer, and the rows of each expert of the busiest GPU (MoE.grouped_gemms).
+function groupedGemms({phase, ...op}) {
+  const rows = tokensPerExpert(op, page.draws), ranks = rankRows(op, rows), local = op.num_experts / op.ep, ffn = op.expert_ffn / op.tp;
+  const first = ranks.indexOf(Math.max(...ranks)) * local, held = rows.slice(first, first + local).map(n => ({phase, 'rows of an expert': n}));
+  return [{phase, n: op.gated ? 2 * ffn : ffn, k: op.hidden}, {phase, n: op.hidden, k: ffn}, ...held];
+}
+
 // Whether the weights of a model with experts leave memory on each of its GPUs.
 const fits = (s, gpu, format) => !s.experts || page.shape.weights(exact(s)) * format.weight < gpu.memory_bytes;
 
@@ -83,7 +89,6 @@ class Times {
     if (!known.has(key)) known.set(key, this[{gemm: 'batched', attention: 'heads'}[op.kind] || op.kind](op));
     return known.get(key);
   }
-
   heads(op) { return named(this.attention[op.phase](op.batch, op.heads, op.kv_heads, op.seq_q, op.head_dim)); }
   // The routed experts of a layer, on the GPU with the most rows; of many tokens, with fewer GPUs (moe_features.fewer_gpus).
   moe(op) {
@@ -104,7 +109,6 @@ class Times {
     const measured = batch === 1 && this.measured.get(`${m},${n},${k}`)?.subarray(3 * layout, 3 * layout + 3);
     return measured ? {...named(measured), kernel: found.kernel} : found;
   }
-
   batched(op) {
     const batch = Math.min(op.batch, Math.floor(page.largest_side / op.m)), by = op.batch / batch;
     const found = this.product(op.m, op.n, op.k, batch, op.layout), {fp32} = this.gpu.peaks;
@@ -123,7 +127,6 @@ class Times {
   }
   // Bytes of a softmax in one kernel and in separate ones, and why Megatron's fused kernel does not run.
   bytes(op) { return page.shape[`${op.phase}_${this.of(op).entry.dtype}`](op); }
-
   share(op, us) {
     const {peak, gpu} = this.of(op);
     if (op.kind === 'softmax') return this.bytes(op).bytes / us / gpu.bytes_per_us;
@@ -176,6 +179,13 @@ class Times {
   }
   // Sides along which rows lie, and what they must be a multiple of to be aligned.
   rows(op) { return this.of(op).format.rows[op.layout]; }
+  // Whether no rule of the number format and library says that the shape crashes (alignment_rules.broken_by_shape).
+  runs(s) {
+    const list = ops({...s, direction: s.experts ? 'forward' : 'both'}).filter(op => !op.core && op.name !== 'logits');
+    const works = [{'tokens / tp': s.seq * s.mbs / s.tp}, ...list.flatMap(op => op.kind === 'moe' ? groupedGemms(op) : op)];
+    return this.entry.crashes.every(rule => s.tp < rule.min_tp || (rule.training && s.experts) || works.every(work =>
+      (rule.phases.length && !rule.phases.includes(work.phase)) || !rule.sides.some(side => work[side] % rule.multiple)));
+  }
   // The worst edge that an op has crossed, {us, words}: the time beyond the rate just before the edge (advice.cost).
   waste(op) {
     const now = this.estimate(op), found = [...this[`${op.kind}Edges`](op, now)];
@@ -191,14 +201,12 @@ class Times {
   *softmaxEdges(op, now) {
     yield [now.fused, `Megatron's fused softmax does not run: ${this.bytes(op).objections.join('; ')}`];
   }
-
   *attentionEdges(op) {
     const width = op.head_dim, bytes = this.of(op).format.bytes, step = 16 / bytes, row = width * bytes, to = cdiv(width, 32) * 32;
     const words = `head_dim = ${width} is no multiple of ${step}: rows aligned to ${row & -row} bytes, not 16`;
     if (width % step) yield [this.at(op, {head_dim: Math.max(step, width - width % step)}), words];
     if (to !== width && to > 32) yield [this.at(op, {head_dim: to - 32}), padWords('head_dim', width, to), 1 - width / to];
   }
-
   *moeEdges(op) {
     const balanced = {...op, distribution: 'balanced'}, all = op.tokens * op.top_k, rows = Math.max(...tokensPerExpert(balanced));
     const skew = Math.max(...rankRows(op)) / (all / op.ep), fullest = Math.max(...tokensPerExpert(op, page.draws));
@@ -209,7 +217,6 @@ class Times {
     const tokens = Math.floor(Math.floor(rows / block) * block * op.num_experts / op.top_k);
     if (to !== rows && tokens) yield [this.at(op, {tokens}), `${padded} (tiles of ${block} rows)`, 1 - rows / to];
   }
-
   *gemmEdges(op, {us, kernel}) {
     const steps = Object.entries(this.rows(op)).filter(([side, step]) => op[side] % step), name = side => op.sides['mnk'.indexOf(side)];
     const before = Object.fromEntries(steps.map(([side, step]) => [side, Math.max(step, op[side] - op[side] % step)]));
@@ -230,10 +237,11 @@ class Times {
       }
     }
   }
-
   waveWords(q) { return `wave ${q.waves} of ${q.waves} is ${percent(q.last / this.gpu.sm_count)} full`; }
 }
 
+const paddedVocab = (vocab, tp) => cdiv(vocab, 128 * tp) * 128 * tp;
+const multiples = (step, low, high) => Array.from({length: high / step}, (_, i) => (i + 1) * step).filter(x => x >= low);
 const tileName = t => `${t.blockM}x${t.blockN}${t.splitK > 1 ? ` split-k ${t.splitK}` : ''}`;
 const padWords = (name, size, to) => `${name} = ${size} pads to ${to}: ${percent(1 - size / to)} idle`;
 
@@ -260,8 +268,6 @@ function headless(s, hidden, locks) {
   return {...next, heads: step, kv_heads: s.tp, head_dim: hidden / step};
 }
 
-const paddedVocab = (vocab, tp) => cdiv(vocab, 128 * tp) * 128 * tp;
-
 // Yields {group, joint, s}: shapes near a setting with unlocked sizes changed and as many parameters (advice.space).
 function* near(s, locks) {
   const base = parameters(s), names = [...SIZES, ...EXPERT_SIZES];
@@ -277,8 +283,6 @@ function* near(s, locks) {
     if (within(next) && changed.length && kept && !objection(next)) yield {group, joint, s: next};
   }
 }
-
-const multiples = (step, low, high) => Array.from({length: high / step}, (_, i) => (i + 1) * step).filter(x => x >= low);
 
 // Yields [group, sizes that change]: hidden, heads and the MLP at once, or one dimension.
 function* changesNear(s) {

@@ -36,7 +36,9 @@ FORMATS = tuple(_FORMATS)
 def export_profile(
     profile: Profile, name: str, folder: Path, options: ExportOptions | None = None
 ) -> Exported:
-    """Writes `profile` to `folder` in the format `name`. Files of an earlier export are replaced.
+    """Writes `profile` to `folder` in the format `name`, and the notes on its numbers.
+
+    Files of an earlier export are replaced.
 
     Raises InputError or UnsupportedError if the format cannot represent the profile or an option is
     invalid, and StoreError if the folder cannot be written.
@@ -60,4 +62,6 @@ def export_profile(
             what = f"{typed[0]} with --format {name}"
             raise InputError(WHO, what, f"its options: {', '.join(typed[1:])}")
     getattr(import_module(f"{__name__}.{module}"), function)(profile, options, out)
+    notes = out.notes or ["every row is a row of the profile"]
+    out.write("\n".join([*notes, ""]), "notes.txt")
     return out

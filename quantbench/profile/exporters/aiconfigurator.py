@@ -134,7 +134,14 @@ def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
         "mla_bmm": absorbing_rows(profile, wanted, options.kernels),
     }
     tables = {kind: rows for kind, rows in tables.items() if rows}
-    if not tables:
+    unjudged = []
+    for kind in ("nccl", *_FAMILIES):
+        if any(row["origin"] == "modelled" for row in tables.get(kind, ())):
+            unjudged.append(kind)
+    if unjudged:
+        how = "modelled from stated rates or from models of other ops; errors not known"
+        out.notes.append(f"{', '.join(unjudged)}: {how}")
+    if not tables or (wanted.heads and "gemm" not in tables):
         reasons = "; ".join(out.left_out) or "no rows"
         raise InputError(
             WHO, f"nothing that it has a table for ({reasons})", "bf16 or fp8, or --dtype fp16"
@@ -251,15 +258,16 @@ def _attention_rows(
     heads = wanted.heads
     if not rows and not heads:
         heads = MODEL_HEADS
-        held_out = "held_out" if prompts else "held_out_decode"
-        accuracy = accuracy_words(attention_model(profile).provenance, held_out)
-        out.notes.append(f"{op.replace('_', ' ')} was not measured: modelled{accuracy}")
     dtype = "fp16" if options.dtype == "fp16" else "bf16"
     shapes: list[tuple[Attention, int]] = []
     if profile.device.peak(dtype) is not None:
         for one in heads:
             of_heads = one.prompts(dtype) if prompts else one.decodes(dtype)
             shapes += [(work, one.window) for work in of_heads]
+    if shapes:
+        held_out = "held_out" if prompts else "held_out_decode"
+        accuracy = accuracy_words(attention_model(profile).provenance, held_out)
+        out.notes.append(f"{op.replace('_', ' ')} that was not measured is modelled{accuracy}")
     within = [seen(*shape) for shape in shapes]
     for lane in lanes_of(profile, prompts) if shapes else ():
         if lane[1] == "fp8" and not prompts:
@@ -361,7 +369,9 @@ def _moe_rows(profile: Profile, options: ExportOptions, wanted: Served, out: Exp
             layer = replace(layer, dtype=dtype)
             if layer not in measured:
                 layers.append(layer)
-        found = profile.experts(dtype, options.kernels).predict(layers)
+        model = profile.experts(dtype, options.kernels)
+        out.notes.append(f"{dtype} {model.note}{accuracy_words(model.provenance)}")
+        found = model.predict(layers)
         sources = [MODEL] * len(layers)
         rows += [row(*one) for one in timed(layers, sources, found.latency_us, found.high_us)]
     return _of_one_kernel(rows)

@@ -16,7 +16,7 @@ from quantbench.latency.attention import AttentionModel
 from quantbench.latency.model_times import ModelTimes
 from quantbench.latency.op_times import OpTimes
 from quantbench.profile.exporters.aiconfigurator_modelled import model_rows
-from quantbench.profile.exporters.modelled import MODEL_SITES, GemmTimes
+from quantbench.profile.exporters.modelled import MODEL_SITES, GemmTimes, accuracy_words
 from quantbench.profile.exporters.options import (
     Exported,
     ExportOptions,
@@ -93,14 +93,14 @@ def _modelled(profile: Profile, options: ExportOptions, out: Exported) -> dict[s
     require_gpu(profile, "rows that are modelled")
     dtype = dtype_of(profile, options)
     wanted = served(options)
-    models = ModelTimes(profile.device, options.library)
+    products = GemmTimes(profile, dtype, options.kernels)
+    models = ModelTimes(profile.device, gemm=lambda _: (products.model, ""))
     times: OpTimes = profile if any(map(len, profile.tables.values())) else models
     works: dict[str, list[Any]] = {"gemm": [], "attention": []}
     if options.grid is not None:
         for m, n, k, batch in read_shapes(options.grid, "--grid"):
             works["gemm"].append(Gemm(m, n, k, batch, dtype, "nt"))
     else:
-        products = GemmTimes(profile, dtype, options.library)
         pairs = wanted.products or MODEL_SITES
         for row in model_rows(products, pairs, profile.tables["gemm"]):
             works["gemm"].append(Gemm(row["m"], row["n"], row["k"], dtype=dtype, layout="nt"))
@@ -108,17 +108,25 @@ def _modelled(profile: Profile, options: ExportOptions, out: Exported) -> dict[s
         for one in wanted.heads or MODEL_HEADS:
             if not one.window:
                 works["attention"] += [*one.prompts(half), *one.decodes(half)]
-        works["moe"] = [replace(one, dtype=dtype) for one in wanted.experts]
-    model, _ = models.products(dtype)
-    library = ""
+    notes = []
+    libraries = {}
     accuracy: dict[Any, Mapping[str, Any]] = {}
     if times is models:
-        library = model.library
-        accuracy[Gemm] = model.provenance
+        notes.append(products.note)
+        libraries["gemm"] = products.model.library
+        accuracy[Gemm] = products.model.provenance
         accuracy[Attention] = AttentionModel.best(profile.device).provenance
     found: dict[str, Rows] = defaultdict(list)
-    for kind, of_kind in works.items():
-        for work, time in zip(of_kind, times.estimates(of_kind), strict=True):
+    answers = [(kind, of_kind, times.estimates(of_kind)) for kind, of_kind in works.items()]
+    notes += times.note.split("; ")
+    if wanted.experts and options.grid is None:
+        experts = profile.experts(dtype, options.kernels)
+        layers = [replace(one, dtype=dtype) for one in wanted.experts]
+        answers.append(("moe", layers, list(experts.predict(layers))))
+        libraries["moe"] = experts.library
+        notes.append(f"{dtype} {experts.note}{accuracy_words(experts.provenance)}")
+    for kind, of_kind, estimates in answers:
+        for work, time in zip(of_kind, estimates, strict=True):
             # The last key column is the provider, which a modelled row does not have.
             row = {name: getattr(work, name) for name in LAYOUTS[kind].keys[:-1]}
             decodes = isinstance(work, Attention) and work.seq_q == 1
@@ -130,10 +138,10 @@ def _modelled(profile: Profile, options: ExportOptions, out: Exported) -> dict[s
                 "high_us": time.high_us,
                 "origin": "modelled",
                 "device": profile.device.name,
-                "library": library if kind == "gemm" else "",
+                "library": libraries.get(kind, ""),
                 "held_out_median_pct": held_out.get("median_pct"),
                 "held_out_p95_pct": held_out.get("p95_pct"),
             }
             found[kind].append(row)
-    out.notes += [f"modelled rows: {note}" for note in times.note.split("; ")]
+    out.notes += [f"modelled rows: {note}" for note in notes if note]
     return found

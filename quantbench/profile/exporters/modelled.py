@@ -65,6 +65,7 @@ class GemmTimes:
     The times come from the profile's model, or from the one that `best_gemm_model` finds if the
     profile has no model of the dtype.
 
+    model: the model that predicts.
     source: kernel_source of modelled rows.
     note: origin and accuracy of the model.
     """
@@ -74,10 +75,10 @@ class GemmTimes:
         device = profile.device
         self.dtype = dtype
         shipped = library if shipped_model(device.name, dtype, library) else ""
-        self._model, _ = best_gemm_model(
+        self.model, _ = best_gemm_model(
             device, dtype, shipped, partial(profile.models.product, library=library)
         )
-        model = self._model
+        model = self.model
         self.source = MODEL
         fitted = "from what other GPUs taught, nothing measured"
         if model.rows:
@@ -92,11 +93,11 @@ class GemmTimes:
         self, m: npt.ArrayLike, n: npt.ArrayLike, k: npt.ArrayLike, *, batch: int = 1
     ) -> FloatArray:
         """Returns predicted times of linear layers (layout nt) in µs, (rows,)."""
-        return self._model.predict(m, n, k, layout="nt", batch=batch).latency_us
+        return self.model.predict(m, n, k, layout="nt", batch=batch).latency_us
 
     def spread(self, m: npt.ArrayLike, n: npt.ArrayLike, k: npt.ArrayLike) -> list[float]:
         """Returns the upper end of each time's 90 % interval, divided by the time, (rows,)."""
-        found = self._model.predict(m, n, k, layout="nt")
+        found = self.model.predict(m, n, k, layout="nt")
         return (found.high_us / found.latency_us).tolist()  # type: ignore[no-any-return]
 
     def through(self, m: IntArray, n: int, k: int, rows: Table) -> FloatArray:
@@ -141,13 +142,13 @@ class GemmTimes:
 
 
 def accuracy_words(provenance: Mapping[str, Any], rows: str = "held_out") -> str:
-    """Returns a model's errors on rows that it was not fitted to, or "" if they are unknown.
+    """Returns a model's errors on rows that it was not fitted to, if they are known, in words.
 
     rows: name of these rows in the provenance.
     """
     held = provenance.get(rows, {})
     if "p95_pct" not in held:
-        return ""
+        return "; its error on others is not known"
     median = f"{held['median_pct']:.1f} % off (median)"
     return f"; {median}, {held['p95_pct']:.1f} % (95th percentile) on others"
 

@@ -43,8 +43,8 @@ class ExportOptions:
     model, configs: names of models, separated by commas, and config.json files of other models.
     grid: CSV file of GEMMs (m, n, k) that are modelled unless they were measured.
     tensor_parallel: tensor-parallel degrees of the models; () for the format's own degrees.
-    library: library whose shipped models are used. "" means the library of the backend for
-        aiconfigurator, and the default library for other formats.
+    library: library whose models are used. "" means the library of the backend. A dtype whose
+        products have no shipped model of it uses the model of another library, which is named.
     """
 
     provider: str = ""
@@ -70,7 +70,7 @@ class ExportOptions:
 
     @property
     def kernels(self) -> str:
-        """Library whose kernels the modelled times of an aiconfigurator table represent."""
+        """Library whose kernels the modelled times represent."""
         return self.library or self.backend
 
 

@@ -36,6 +36,7 @@ from quantbench.workload import Gemm, Workload
 
 #: Shorter runs do not count as compute-bound, because the launch dominates their time.
 _LEAST_US = 50.0
+_PLAN_OPTIONS = "; give --gpus-per-node and --node-gbit-per-s"
 #: width of a curve's bins as a power of two
 _LOG2_BIN = 2
 #: Work counts for the efficiency curve of the arithmetic if it reaches less than this fraction of
@@ -199,7 +200,8 @@ def link_rates(profile: Profile, out: Exported) -> LinkRates:
         link = cluster.intra_node(cluster.gpus_per_node)  # from public NCCL tables if there are any
         measured = link.bus_bytes[-1] / link.latency_us[-1] / 1e3, link.latency_us[0]
     reached, latency_us = measured
-    out.notes.append(f"links: {cluster.source}; {source}")
+    # Some sources end with the options of `plan` that replace them.
+    out.notes.append(f"links: {cluster.source.replace(_PLAN_OPTIONS, '')}; {source}")
     return LinkRates(
         gpus_per_node=cluster.gpus_per_node,
         inside_gb_per_s=stated,
