@@ -242,6 +242,7 @@ def test_stages_that_count_embeddings_can_be_interleaved() -> None:
         (f"{BLOOM} --output x.json", "--output x.json without --fit"),
         (f"{BLOOM} --heads 111", "hidden = 14336 with heads = 111"),
         (f"{BLOOM} --stack jax", "--stack = 'jax'"),
+        (f"{LLAMA} --dtype fp8", "dtype = fp8"),
         (f"plan --rows {TABLE} --tp 4,8", "--tp 4,8"),
         (f"plan --rows {TABLE} --explain", "--explain with --rows"),
     ],
