@@ -115,6 +115,8 @@ def _broken_sizes(job: Job, p: Prediction | None) -> list[Broken]:
     if p is None or not job.shape.fp8_recipe:
         return []
     own = divided(job.shape, p.layout.tp, p.layout.mbs)
+    if own.experts:
+        own = replace(own, ep=p.layout.ep, expert_tp=1)
     found: dict[str, Broken] = {}
     for one in broken_by_shape(own, library="torch", device=job.cluster.device):
         sides = one.rule.sides

@@ -45,8 +45,9 @@ class Job:
     def __post_init__(self) -> None:
         require_ints(self, "gpus", "gbs")
         require_choices(self, optimizer=OPTIMIZERS)
-        if not self.shape.fp8_recipe:
-            require_choices(self.shape, dtype=PRECISIONS)
+        if not self.shape.fp8_recipe and self.shape.dtype not in PRECISIONS:
+            expected = f"one of {', '.join(PRECISIONS)}, or --fp8-recipe for 8 or 4 bits"
+            raise InputError("plan", f"dtype = {self.shape.dtype}", expected)
         if not 0 <= self.dp_overlap <= 1:
             raise InputError("plan", f"dp_overlap = {self.dp_overlap!r}", "a share from 0 to 1")
 

@@ -132,6 +132,7 @@ def _impossible(job: Job, space: LayoutSpace) -> InputError:
                 min(space.mbs, default=1),
                 min(space.interleave, default=1),
                 min(space.zero),
+                sequence_parallel=all(space.sequence_parallel),
                 partition=partition_of(job.shape.layers, pp, uneven=space.uneven),
                 cp=cp,
                 ep=ep,
@@ -156,8 +157,10 @@ def layouts(job: Job, space: LayoutSpace) -> Iterator[Layout]:
     tensor = _allowed(divisors(job.cluster.gpus_per_node), space.tp)
     for tp, cp, ep in product(tensor, _context_degrees(job, space), space.ep):
         parallel = space.sequence_parallel
-        if tp == 1 or job.shape.seq % tp:
+        if tp == 1:
             parallel = (False,)
+        elif job.shape.seq % tp:
+            parallel = tuple(one for one in parallel if not one)
         rest, left_over = divmod(job.gpus, tp * cp)
         if left_over:
             continue

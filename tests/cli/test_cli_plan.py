@@ -141,6 +141,9 @@ def test_a_size_that_crashes_in_8_bits_is_said_first_as_advise_says_it() -> None
         assert set(broken) < advised
         assert run(f"{words} {mode}").startswith(f"rule: {broken[0]}; ")
         assert "is no multiple of 16: crashes" in broken[0]
+    # Experts are whole on each GPU, so tp divides none of their sizes.
+    whole = "plan --model gpt-oss-120b --gpu b200-sxm-180gb --gpus 64 --gbs 64 --fp8-recipe mxfp8"
+    assert run_json(f"{whole} --check --tp 8 --pp 1 --ep 8")["broken"] == []
 
 
 def test_rows_of_a_table() -> None:
@@ -242,6 +245,7 @@ def test_stages_that_count_embeddings_can_be_interleaved() -> None:
         (f"{BLOOM} --output x.json", "--output x.json without --fit"),
         (f"{BLOOM} --heads 111", "hidden = 14336 with heads = 111"),
         (f"{BLOOM} --stack jax", "--stack = 'jax'"),
+        (f"{LLAMA} --dtype fp8", "dtype = fp8"),
         (f"plan --rows {TABLE} --tp 4,8", "--tp 4,8"),
         (f"plan --rows {TABLE} --explain", "--explain with --rows"),
     ],

@@ -38,11 +38,11 @@ def test_every_layout_that_keeps_the_rules_is_looked_at() -> None:
     found = set(layouts(of, space))
     expected = set()
     degrees = divisors(16)
-    for dp, tp, pp, mbs, chunks, zero, recompute, parallel in product(
-        degrees, degrees, degrees, degrees, (1, 2, 4), (0, 1), ("full", "none"), (False, True)
-    ):
-        layout = Layout(dp, tp, pp, mbs, chunks, zero, recompute, parallel)
-        if (dp == 1 and zero) or (tp == 1 and parallel) or pp > 4:
+    rest = ((1, 2, 4), (0, 1), ("full", "none"), (False, True))
+    for values in product(*[degrees] * 4, *rest):
+        layout = Layout(*values)
+        alone = layout.tp == 1 and layout.sequence_parallel
+        if (layout.dp == 1 and layout.zero) or alone or layout.pp > 4:
             continue
         if is_possible(of, layout):
             expected.add(layout)
@@ -92,6 +92,8 @@ def test_nothing_fits_and_nothing_is_possible() -> None:
         (replace(LLAMA, gpus=16), LayoutSpace(cp=(3,)), "= 12 GPUs", "tp · pp · cp that divides 16"),
         (replace(LLAMA, gpus=48), LayoutSpace(cp=(3,)), "seq 8192", "seq = 8190"),
         (replace(LLAMA, gpus=24), LayoutSpace(), "gbs 512 is no multiple", "gbs = "),
+        (replace(LLAMA, shape=replace(LLAMA.shape, seq=8191)), LayoutSpace(tp=(2,), sequence_parallel=(True,)),
+         "needs seq 8191 divisible by tp 2", "seq = 8190"),
         (job(), LayoutSpace(tp=(3,)), "heads 64 is no multiple of tp 3", "a tp that divides it"),
         (job(96, 96, bloom_like(layers=79)), LayoutSpace(tp=(8,), pp=(12,)), "79 layers over", "--allow-uneven"),
         (job(96, 96), LayoutSpace(tp=(8,), pp=(12,), interleave=(5,)), "12 stages of 5 equal chunks", "divides 6"),
