@@ -59,7 +59,7 @@ class Point:
     gb_per_s: minimal memory traffic per second, in 1e9 bytes.
     peak_share: fraction of the dense peak for GEMMs and attention, and of the memory bandwidth for
         other workloads; None if the peak is unknown, and on a CPU.
-    grade: trustworthiness of the measurement (see `measurement.Grade`).
+    grade: quality grade of the measurement.
     noise: robust relative standard deviation of the samples; 0 for a single sample.
     clock_mhz: median SM clock during the samples; None if it was not recorded.
     mode: timing mode (see `Measurement`).
