@@ -26,7 +26,10 @@ from quantbench.store.record import Failed, Measured, Place, Record, Skipped
 
 
 def obstacles(a: Run, b: Run) -> tuple[str, ...]:
-    """Returns the reasons why two runs must not be compared; an empty tuple if they may be."""
+    """Returns the reasons why two runs must not be compared; empty if there are none.
+
+    Runs must be of the same device, and of the same origin (measured, simulated or imported).
+    """
     found = []
     if a.info.device.name != b.info.device.name:
         found.append(f"different devices, {a.info.device.name} and {b.info.device.name}")
@@ -57,6 +60,7 @@ class Matched:
 
 
 def _matched_pair(a: Record, b: Record) -> Matched:
+    """Combines two records of one workload into a pair."""
     place = next(iter((*b.places, *a.places)), Place({}, b.workload.kind))
     return Matched(place, str(b.workload), (a.key, b.key), (a.provider, b.provider), a, b)
 
@@ -312,6 +316,7 @@ def compare_runs(a: Run, b: Run, options: CompareOptions | None = None) -> Compa
 
 
 def _measurement(record: Record) -> Measurement:
+    """Returns the measurement of a record whose workload was measured."""
     assert isinstance(record.outcome, Measured)
     return record.outcome.measurement
 

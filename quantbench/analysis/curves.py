@@ -36,7 +36,7 @@ from quantbench.sweep.axes import SHAPE_DIM
 Family = tuple[str, str, str]
 
 #: largest distance between two neighbouring sizes, in log size (0.125 is 13 %), at which a step
-#: between them can be told from the trend
+#: between them can be distinguished from the trend
 COARSE = 0.125
 
 # Workload fields that are not sizes. The points of one curve agree in all of them.

@@ -205,6 +205,7 @@ def _row(
 
 
 def _op(found: OpEstimate, spec: DeviceSpec) -> PredictedOp:
+    """Converts an estimate to a `PredictedOp`, with its fraction of the device's peak."""
     one = found.estimate
     return PredictedOp(
         op=found.op.label,

@@ -301,6 +301,7 @@ def tile_finder(
         return used if plausible else None
 
     def tile_of(point: Point) -> TileInUse | None:
+        """Returns the tile of a point in the order above."""
         if point.provider in UNPADDED:
             return None
         dtype = point.workload.dtype

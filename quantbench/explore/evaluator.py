@@ -84,6 +84,7 @@ def _mean_and_variance(values: Sequence[Any]) -> tuple[Any, Any]:
 
 
 def _mean(values: Sequence[Any]) -> Any:
+    """Returns the mean of numbers or nodes."""
     return sum(values) / len(values)
 
 

@@ -280,6 +280,7 @@ class Script:
         return f"${{{self._text(MARKED[int(mark[1])])}}}"
 
     def _node(self, node: Node) -> str:
+        """Returns the JavaScript text of a node, with the texts of its operands inside."""
         if node.op == "input":
             return str(node.value)
         if node.op == "constant":

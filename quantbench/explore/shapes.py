@@ -69,6 +69,7 @@ def shape_script() -> str:
         return _Shape(**sizes, **flags, attention=attention, dtype=_DTYPE)
 
     def possible() -> str:
+        """Creates the shape, which raises InputError if the shape is impossible."""
         shape()
         return ""
 

@@ -57,6 +57,7 @@ class Node(NDArrayOperatorsMixin):
         return _KNOWN[key]
 
     def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, **options: Any) -> Any:
+        """Records an element-wise numpy function, such as `np.exp` or an operator (NEP 13)."""
         name = ufunc.__name__
         if method != "__call__" or options:
             return NotImplemented
@@ -71,6 +72,7 @@ class Node(NDArrayOperatorsMixin):
         return Node.of(name, *args)
 
     def __array_function__(self, function: Any, types: Any, args: Any, options: Any) -> Any:
+        """Records any other numpy function, such as `np.where` (NEP 18)."""
         return _FUNCTIONS[function.__name__](*args, **options)
 
     def astype(self, dtype: Any, copy: bool = True) -> Any:
@@ -86,6 +88,7 @@ class Node(NDArrayOperatorsMixin):
         return self._reduce("min")
 
     def _reduce(self, op: str, axis: int = 0) -> Node:
+        """Records a reduction of a vector to a row."""
         return Node.of(op, self, kernels=0)
 
     max = partialmethod(_reduce, "max")
@@ -101,6 +104,7 @@ class Node(NDArrayOperatorsMixin):
     __hash__ = object.__hash__
 
     def __bool__(self) -> bool:
+        """Returns the known outcome of a condition; `ways` provides it."""
         if self not in _DECIDED[-1]:
             raise _Undecided(self)
         return _DECIDED[-1][self]
@@ -125,6 +129,7 @@ class Node(NDArrayOperatorsMixin):
         return self.kernels or 1
 
     def __getitem__(self, index: Any) -> Node:
+        """Records a result of a call, an entry of a sorted vector, or some entries of a vector."""
         if self.op == "call":
             return Node.of("item", self, extra=int(index))
         if self.op == "sort":  # numpy.sort(x.T, axis=1)[:, i]

@@ -181,9 +181,11 @@ class Audit:
                 self._verify(each, "after timing, on new inputs")
 
     def _verify(self, watched: _Watched, when: str) -> None:
+        """Checks one task, and keeps the error if it is the worst so far."""
         self._worst = max(self._worst, watched.verify(when, self._inputs("normal").generator))
 
     def _inputs(self, distribution: str) -> Inputs:
+        """Returns a generator of new random inputs, with a secret seed."""
         return Inputs(self._device, distribution, secrets.randbits(62))
 
     @contextmanager

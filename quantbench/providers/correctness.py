@@ -410,6 +410,7 @@ def _freivalds(
     k = a.shape[-1]
 
     def vectors(*shape: int) -> torch.Tensor:
+        """Draws random normal vectors, the same for all matrices of the group."""
         drawn = torch.randn(*shape, generator=generator, device=a.device, dtype=compute)
         return drawn.expand(group, -1, -1)
 
@@ -426,6 +427,12 @@ def _freivalds(
     def rows(
         what: str, found: torch.Tensor, expected: torch.Tensor, dim: int, norm: torch.Tensor
     ) -> Rows:
+        """Estimates squared errors from the products of c with random vectors.
+
+        found, expected: products with c, and the same products with a·b.
+        dim: dimension of the random vectors, over which the mean square is taken.
+        norm: expected squared norm of a row or column of a·b.
+        """
         error = (found - expected).double().square_().mean(dim).flatten()
         own = found.double().square_().mean(dim).flatten()
         return Rows(what, error, torch.maximum(own, norm))
