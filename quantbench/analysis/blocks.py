@@ -181,8 +181,8 @@ def padded(workload: Workload) -> tuple[str, int, int] | None:
 def compute_bound(workload: Workload, spec: DeviceSpec) -> bool:
     """Returns whether arithmetic takes longer than memory traffic at the peak rates of the device.
 
-    Returns True if the peak for the data type is unknown, and on a CPU, whose peaks are only
-    bounds.
+    Also returns True if the peak for the data type is unknown, and on a CPU, whose peaks are only
+    upper bounds.
     """
     peak = spec.peak(workload.dtype)
     if peak is None or spec.kind == "cpu":
@@ -213,8 +213,8 @@ class Cause:
 
     kind: one of KINDS.
     words: explanation for the user.
-    evidence: what the cause rests on: `identity` (the recorded kernels), `arithmetic` (a
-        computation from the sizes and a tile) or `clock` (the recorded SM clock).
+    evidence: source of the cause: `identity` (the recorded kernels), `arithmetic` (a computation
+        from the sizes and a tile) or `clock` (the recorded SM clock).
     """
 
     kind: str

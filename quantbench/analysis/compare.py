@@ -102,7 +102,7 @@ def _matched_points(
 
 
 def _counts(record: Record) -> bool:
-    """Returns whether a record holds a usable measurement."""
+    """Returns whether a record has a measurement that was not rejected."""
     return is_accepted(record.outcome)
 
 

@@ -1,11 +1,13 @@
 """Groups points into curves along one axis, estimates their noise, and fits them piecewise.
 
-A curve holds the times of one op over the sizes of one axis, with all other axes fixed. Its fit
-(`fit_curves`) shows the steps, which `jumps` reports as cliffs. The standard error of a point's log
-time combines two terms: the error of the median from the point's own samples, and the scatter
-between repeated measurements of the reference point. For points with a single sample, the first
-term is estimated from the scatter between nearly equal sizes. If the points of a curve family
-scatter around their fits more than expected, the family's standard errors are scaled up.
+A curve is the time of one op over the sizes of one axis, with all other axes fixed. The curves of
+one op, provider and variant (such as dtype and layout) form a family. `fit_curves` finds the steps
+of the curves, which `jumps` reports as cliffs.
+
+The standard error of a point's log time combines two terms. The first is the error of the median,
+from the point's own samples; for a single sample, it is estimated from the scatter between nearly
+equal sizes. The second is the scatter between repeated measurements of the reference point. If the
+points of a family scatter around their fits more than expected, its standard errors are scaled up.
 """
 
 from __future__ import annotations
@@ -319,7 +321,7 @@ _MOST_TOGETHER = 1_000_000
 
 
 def _find(curves: Sequence[Curve], sigmas: Sequence[Floats]) -> _Grids:
-    """Finds the pieces of all curves, in batches of curves of equal length."""
+    """Finds the pieces of all curves, in batches of curves with the same number of points."""
     by_length: dict[int, list[int]] = defaultdict(list)
     for i, curve in enumerate(curves):
         by_length[len(curve.points)].append(i)

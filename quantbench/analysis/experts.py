@@ -1,8 +1,8 @@
 """Describes how many rows a provider of grouped GEMMs adds when it pads each expert's rows.
 
 A kernel that runs all experts in one launch pads each expert's rows to whole tiles. A loop of one
-GEMM per expert pads no rows. The module also finds the rows per expert, by which rules of thumb
-compare measurements (`rows_of`).
+GEMM per expert pads no rows. The module also determines the number of rows per expert (`rows_of`),
+which some rules of thumb are about.
 """
 
 from __future__ import annotations

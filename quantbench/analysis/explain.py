@@ -3,7 +3,8 @@
 `cause_of` explains a step of a curve. It checks the possible causes in a fixed order, and returns
 the first that applies: lower clock, changed kernel, lost alignment, more waves or tiles, padding,
 working set larger than the cache. Clock, waves, tiles and padding apply only if they explain at
-least half of the step. `cause_of_loss` and `idle_at` explain points away from steps.
+least half of the step. `cause_of_loss` explains a low rate where the curve has no step, and
+`idle_at` explains why a single point runs below peak.
 """
 
 from __future__ import annotations
@@ -302,7 +303,7 @@ def _memory(step: CurveStep, spec: DeviceSpec) -> Cause | None:
 
 
 def idle_at(point: Point, spec: DeviceSpec, tile_of: TileOf) -> tuple[Cause, ...]:
-    """Returns the reasons why a point runs below peak: padding, partial waves, misaligned rows."""
+    """Returns the reasons why a point runs below peak (see `blocks.idle_reasons`)."""
     return idle_reasons(point.workload, spec, tile_of(point), point.peak_share)
 
 

@@ -116,7 +116,7 @@ class Forecast:
 
     @property
     def ops(self) -> tuple[OpEstimate, ...]:
-        """Estimates of all ops of all grid points."""
+        """Estimates of all ops, over all grid points."""
         ops = chain.from_iterable(row.ops for row in self.rows)
         return tuple(map(attrgetter("estimate"), ops))
 

@@ -277,7 +277,8 @@ def _common(
 ) -> CommonCliff | None:
     """Returns the common cliff at one pair of sizes; None if the median jump is not significant.
 
-    jumps: (log rise, whether the curve begins a new wave) of each curve.
+    key: axis, family and sizes.
+    jumps: (log rise, whether the curve begins a new wave) for each curve.
     heights: log heights of the cliffs at these sizes, by kind of cause.
     """
     if len(jumps) < _FEWEST_CURVES:

@@ -1,4 +1,4 @@
-"""Finds bad sizes, which run at a lower rate than a better size nearby, and computes the loss.
+"""Finds bad sizes: sizes that run at a lower rate than a better size nearby.
 
 A size is compared with sizes that are smaller by up to 10 %. For a dimension in powers of two, such
 as tp, it is compared with all sizes within a factor of two. `bad_sizes_on` is the entry point.

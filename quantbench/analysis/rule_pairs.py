@@ -82,7 +82,7 @@ class Material:
 
     @cached_property
     def _sigma(self) -> dict[int, float]:
-        """Standard error of the log time of each point on a curve, by the id of the point."""
+        """Standard error of each point's log time, by Python id, for points on curves."""
         found: dict[int, float] = {}
         for one in self.fitted:
             found.update(zip(map(id, one.curve.points), one.sigma.tolist(), strict=True))
@@ -333,7 +333,10 @@ def _fused(work: Softmax) -> bool:
 
 
 def first_of(material: Material, finders: Sequence[PairFinder]) -> PairsOrReason:
-    """Returns the pairs of the first finder that has any, else the reason of the first finder."""
+    """Returns the pairs from the first finder that finds some.
+
+    If no finder finds pairs, returns the reason that the first finder gives.
+    """
     results = [finder(material) for finder in finders]
     return next(filter(lambda found: not isinstance(found, str), results), results[0])
 

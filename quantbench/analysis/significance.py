@@ -1,7 +1,8 @@
 """Tests whether two sets of times differ by more than a tolerance, and estimates a run's noise.
 
-The noise and the drift come from reference points, which are measured again and again in a run.
-`compare` uses the test and the noise of two runs. `curves` uses the noise of one run.
+The noise comes from reference points, which are measured again and again during a run. `compare`
+uses the test (`rank_test`) and the noise and drift of two runs (`wander`). `curves` uses the noise
+of one run.
 """
 
 from __future__ import annotations
@@ -157,7 +158,7 @@ class Wander:
 def wander(a: Run, b: Run, points: int) -> Wander:
     """Computes the noise and drift of the reference points in two runs.
 
-    points: number of points that are compared.
+    points: number of points that the comparison of the runs covers.
     """
     of_a = reference_medians(a.records)
     of_b = reference_medians(b.records)

@@ -97,7 +97,9 @@ class Pieces:
 
 
 def find_pieces(log_size: Floats, log_time: Floats, sigma: Floats) -> Pieces:
-    """Finds the optimal pieces of each curve, in memory proportional to curves × points².
+    """Finds the pieces with the lowest cost on each curve.
+
+    The memory that is needed is proportional to curves × points².
 
     log_size: ascending log sizes (curves, points), or (points,) if all curves have the same sizes.
     log_time, sigma: log times and their standard errors (curves, points).
@@ -131,7 +133,7 @@ def find_pieces(log_size: Floats, log_time: Floats, sigma: Floats) -> Pieces:
 
 
 def describe(pieces: Pieces) -> tuple[PiecewiseFit, ...]:
-    """Returns the breaks, levels and trend of each curve.
+    """Converts pieces to a fit of each curve, with its breaks, levels and trend.
 
     >>> size = np.log(np.arange(1.0, 13.0))
     >>> stairs = np.log([[5.0] * 4 + [10.0] * 4 + [15.0] * 4])

@@ -253,7 +253,10 @@ class _Watched:
             changes.make(chance)
 
     def poison(self) -> None:
-        """Fills the outputs with NaN, and integer outputs with the largest number."""
+        """Fills the outputs with NaN, so that elements which the next run leaves out are found.
+
+        Integer outputs are filled with the largest number of their dtype.
+        """
         with torch.no_grad():
             for output in self.task.outputs():
                 if output.dtype.is_floating_point:

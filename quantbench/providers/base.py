@@ -88,10 +88,7 @@ class Provider(Protocol):
     id: str
 
     def unsupported(self, workload: Workload, device: DeviceSpec) -> str | None:
-        """Returns the reason why the provider cannot run the workload on the device.
-
-        Returns None if it can.
-        """
+        """Returns the reason why the provider cannot run the workload on the device, else None."""
 
     def prepare(
         self, workload: Workload, device: DeviceSpec, *, distribution: str = "normal", seed: int = 0

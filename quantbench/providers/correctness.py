@@ -336,7 +336,10 @@ def _product(
 def _grouped(
     work: GroupedGemm, inputs: Sequence[torch.Tensor], c: torch.Tensor, generator: torch.Generator
 ) -> list[Rows]:
-    """Checks the rows and columns of each expert of a grouped GEMM by `_freivalds`."""
+    """Checks the rows and columns of each expert's GEMM by `_freivalds`.
+
+    For layout tn, the output of an expert without rows must be 0.
+    """
     a, b = inputs
     compute = _precision(work)
     parts = []

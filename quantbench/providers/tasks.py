@@ -67,7 +67,7 @@ class BuiltInProvider(Generic[_W]):
         raise NotImplementedError
 
     def task(self, work: _W, device: DeviceSpec, inputs: Inputs) -> Task:
-        """Prepares the task of a workload of the provider's kind.
+        """Prepares the task for a workload.
 
         inputs: generator of the random inputs.
         """
