@@ -139,9 +139,9 @@ def _same_kernels_apart(
 ) -> tuple[dict[_Key, Record], dict[_Key, Record]]:
     """Returns one record per key for each run.
 
-    If a key has several measured records in either run, as in an imported table with one row per
-    kernel, the kernel name becomes part of the key. A record without a usable measurement is used
-    only if its key has no record with one.
+    If a key has several measured records in either run, the kernel name becomes part of the key.
+    An imported table with one row per kernel has such keys. A record without a usable measurement
+    is used only if no record of the same key has a usable measurement.
     """
     several = set()
     for key, records in (*a.items(), *b.items()):
@@ -186,7 +186,7 @@ class CompareOptions:
     by: how points are matched: by `key` (same workload, provider and timing options) or by
         `workload` (any provider and timing options).
     provider_a, provider_b: provider whose points are used from run a or from run b; default all
-        providers. With `workload`, a run in which several providers ran one workload needs it.
+        providers. With `workload`, it is required if several providers ran the same workload.
     force: whether to compare runs even if they are of different devices or origins.
     """
 

@@ -268,8 +268,8 @@ def tile_finder(
 
     The first available tile is used, in this order:
     1. the tile of the recorded launch;
-    2. the tile that the provider declares, unless the steps confirm it: then the tile inferred from
-       the steps, which comes with a number of resident blocks, is used;
+    2. the tile that a user-defined provider declares. If the steps confirm this tile, the result
+       inferred from the steps is used, because it includes the number of resident blocks;
     3. the tile inferred from the steps of the point's family;
     4. the tile assumed for the device.
 
