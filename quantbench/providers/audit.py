@@ -42,17 +42,19 @@ _MUST_SEE = 16
 # Integer type with the size of an element, by that size in bytes. Elements are changed as integers,
 # so that the same kernels serve all dtypes.
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
-# Maximum number of copies of the task that are checked; the samples run all copies in turn. A
-# provider that is wrong in half of the copies escapes with probability 1/256.
+# Maximum number of copies of the task that are checked, in addition to the first task. The samples
+# run the task and all copies in turn. A provider that is wrong in half of the copies escapes with
+# probability 1/256.
 _COPIES_CHECKED = 8
 # SM clock cycles (about 5 ms) for which the stream is blocked before the outputs are poisoned.
 _HOLD_CYCLES = 10_000_000
 
 
 def check(provider: Provider, workload: Workload, device: DeviceSpec) -> Check | None:
-    """Runs a workload once on new inputs and checks its results, without timing.
+    """Runs a workload on new inputs and checks its results, without timing.
 
     Returns None if the provider's task has no method `inputs`, so that nothing can be checked.
+
     Raises MeasurementError for a wrong result. Errors of the provider are passed on.
     """
     audit = Audit(provider, workload, device, "normal")
