@@ -1,6 +1,7 @@
-"""Counts the blocks, waves and padding of a workload.
+"""Counts the blocks and waves of a workload, and names the reasons why it runs below peak.
 
-Also names the reasons why a workload runs below peak.
+A block computes one output tile. A wave is a set of blocks that run concurrently and fill the
+device.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ class TileInUse:
     tile: output tile of one block.
     resident_blocks: number of blocks that run concurrently on the whole device.
     source: where the tile comes from: `launch` (the recorded launch), `declared` (by a user-defined
-        provider), `steps` (inferred from the steps of the run's curves) or `assumed` (the default
-        of the device).
+        provider), `steps` (inferred from steps in the run's measured times) or `assumed` (the
+        device's default).
     words: description for the user (`128x256 tile on 108 SMs`).
     waves: False if the blocks do not run in waves, as on a CPU core or in a persistent kernel that
         divides the work evenly.
     blocks_per_sm: number of resident blocks per SM, from the same source as the tile; None if it is
-        unknown or if the blocks do not run in waves.
+        unknown, or if the blocks do not run in waves.
     """
 
     tile: Tile
@@ -58,9 +59,10 @@ class TileInUse:
 def tile_in_use(spec: DeviceSpec, dtype: str, launch: Launch | None) -> TileInUse:
     """Returns the tile of a launch if it is known, else the tile assumed for the device.
 
+    dtype: data type of the GEMM. Some GPUs run GEMMs in waves for some data types only. An assumed
+        tile runs in waves if measurements of this GPU, or else of its architecture family, show
+        waves for this data type.
     launch: recorded launch of the kernel; None if no kernel was recorded.
-    dtype: data type of the GEMM. An assumed tile runs in waves only if measurements of this GPU or
-        of its family show waves for this data type.
     """
     if spec.kind == "cpu":
         if launch is None or launch.tile is None:
@@ -122,15 +124,15 @@ def num_blocks(workload: Workload, tile: Tile) -> int | None:
 
 
 def num_waves(workload: Workload, tile: Tile, resident_blocks: int) -> int | None:
-    """Returns the number of waves of a workload; None if `num_blocks` has no number for it."""
+    """Returns a workload's number of waves; None if `num_blocks` returns None for the workload."""
     blocks = num_blocks(workload, tile)
     return None if blocks is None else cdiv(blocks, resident_blocks)
 
 
 def largest_split(blocks: int, resident_blocks: int) -> int:
-    """Returns the largest power of two by which a library can split each block within one wave.
+    """Returns the largest power of two into which each block can be split within one wave.
 
-    Libraries split blocks, into narrower tiles or by split-k, if these fill at most half a wave.
+    If the blocks fill at most half a wave, libraries split them, by narrower tiles or by split-k.
 
     >>> largest_split(24, 108), largest_split(60, 108)
     (4, 1)
@@ -139,9 +141,9 @@ def largest_split(blocks: int, resident_blocks: int) -> int:
 
 
 def row_alignment_bytes(workload: Workload) -> int | None:
-    """Returns the alignment of the rows in memory, in bytes: a power of two up to 128.
+    """Returns the alignment in bytes of a workload's rows in memory: a power of two up to 128.
 
-    Returns None for collectives.
+    Returns None for workloads other than GEMMs, grouped GEMMs, attention and softmax.
     """
     match workload:
         case Gemm() | GroupedGemm():
@@ -160,9 +162,9 @@ _HEAD_DIM_STEP = 32
 
 
 def padded(workload: Workload) -> tuple[str, int, int] | None:
-    """Returns the dimension that the kernel pads, as (name, size, padded size).
+    """Returns the dimension that an attention or softmax kernel pads: (name, size, padded size).
 
-    Returns None for GEMMs and collectives.
+    Returns None for other workloads. The padding of a GEMM depends on its tile.
 
     >>> padded(Softmax(batch=8, rows=96, cols=96))
     ('columns', 96, 128)
@@ -179,8 +181,8 @@ def padded(workload: Workload) -> tuple[str, int, int] | None:
 def compute_bound(workload: Workload, spec: DeviceSpec) -> bool:
     """Returns whether arithmetic takes longer than memory traffic at the peak rates of the device.
 
-    Returns True if the peak for the data type is unknown, and on a CPU, whose peaks are only
-    bounds.
+    Also returns True if the peak for the data type is unknown, and on a CPU, whose peaks are only
+    upper bounds.
     """
     peak = spec.peak(workload.dtype)
     if peak is None or spec.kind == "cpu":
@@ -188,10 +190,10 @@ def compute_bound(workload: Workload, spec: DeviceSpec) -> bool:
     return workload.flops / (peak * 1e3) > workload.min_bytes / spec.memory_gb_per_s
 
 
-# Smallest idle fraction of the SMs' time that is reported as a reason.
+# Idle time of the SMs, as a fraction of the total, from which it is reported as a reason.
 _SMALLEST_IDLE = 0.01
 
-#: kinds of `Cause`
+#: possible values of `Cause.kind`; an edge is a size after which one more wave or tile is needed
 KINDS = (
     "throttling",
     "kernel change",
@@ -211,8 +213,8 @@ class Cause:
 
     kind: one of KINDS.
     words: explanation for the user.
-    evidence: what the cause rests on: `identity` (the recorded kernels), `arithmetic` (a
-        computation from the sizes and a tile) or `clock` (the recorded SM clock).
+    evidence: source of the cause: `identity` (the recorded kernels), `arithmetic` (a computation
+        from the sizes and a tile) or `clock` (the recorded SM clock).
     """
 
     kind: str
@@ -229,12 +231,14 @@ def idle_reasons(
 ) -> tuple[Cause, ...]:
     """Returns the reasons why a workload runs below peak, the largest loss first.
 
-    The reasons are padding and partial waves that leave at least 1 % idle, and misaligned rows.
+    For GEMMs, the reasons are misaligned rows, and padding and partial waves that leave at least
+    1 % of the SMs' time idle. For attention, the only reason is the alignment of head_dim. Other
+    workloads have no reasons.
 
-    spec: the device that runs the workload.
-    used: the tile that computes the workload; with None only the alignment is checked.
-    peak_share: measured or predicted rate as a fraction of peak; None if it is unknown. Idle
-        fractions that contradict this rate are left out.
+    spec: device that runs the workload.
+    used: tile that computes the workload; with None only the alignment is checked.
+    peak_share: measured or predicted rate as a fraction of peak; None if it is unknown. An idle
+        fraction that contradicts this rate is left out.
     """
     if isinstance(workload, Attention):
         if workload.head_dim % 8 == 0:  # 8 fp16 or bf16 elements fill a 16-byte load
@@ -260,16 +264,16 @@ def idle_reasons(
 
 
 def misaligned_share(aligned_bytes: int) -> float:
-    """Returns the fraction of its rate that a GEMM loses if its rows are not aligned to 16 bytes.
+    """Returns the fraction of a GEMM's rate that is lost because rows are not aligned to 16 bytes.
 
     Each halving of the alignment below 16 bytes multiplies the rate by exp(−misaligned), where
-    `misaligned` is a parameter of the cost model.
+    `misaligned` is a parameter of the GEMM cost model.
 
-    aligned_bytes: alignment of the rows, in bytes; a power of two.
+    aligned_bytes: alignment of the rows in bytes: a power of two, at most 16.
 
     >>> round(misaligned_share(2), 2)
     0.53
     """
-    # How many times the needed 16 = 2⁴ bytes must be halved to give this alignment.
+    # Number of halvings from 16 = 2⁴ bytes down to this alignment.
     halvings = 4 - log2(aligned_bytes)
     return 1 - exp(-PARAMETERS[INDEX["misaligned"]].mean * halvings)

@@ -1,4 +1,7 @@
-"""Runs every analysis on one run: cliffs with their causes, tiles and waves, and rules of thumb."""
+"""Runs every analysis on one run: cliffs with their causes, tiles and waves, and rules of thumb.
+
+A cliff is a jump of the time between two neighbouring sizes, beyond the trend.
+"""
 
 from __future__ import annotations
 
@@ -37,21 +40,22 @@ from quantbench.store.typed import decode
 class RunCheck:
     """The result of `check_run`.
 
-    (`measurement.RunCheck` is a different class: the check of a kernel's output.)
+    (`measurement.Check` is a different class: the check of a kernel's output.)
 
     num_points: number of points that were analysed.
     curves: all curves of the run, by axis.
-    num_curves: number of curves that have neighbours close enough to locate a step.
-    noise: median relative standard error of the points on these curves; None if there is no such
-        curve.
+    num_curves: number of curves on which some neighbouring sizes are close enough to locate a step.
+    noise: median relative standard error of all points on these `num_curves` curves; None if there
+        is no such curve.
     cliffs: significant rises of the time, largest first.
     falls: significant drops of the time, largest first.
-    common: sizes after which the median time over many curves rises.
-    periods: the tile and the waves inferred from the steps of each curve family.
+    common: sizes after which the median time over many curves rises, largest rise first.
+    periods: for each curve family (same op, provider and variant), the tile and the waves that
+        were inferred from its steps.
     rules: one verdict per rule of thumb.
-    padding: one line for each provider that ran grouped GEMMs, on the rows that it pads.
-    tile_of: function that maps a point of the run to its tile; None as the result means that no
-        tile is credible.
+    padding: one line on padded rows for each provider that ran grouped GEMMs.
+    tile_of: function that maps a point of the run to its tile. It returns None if no tile is
+        credible.
     """
 
     run: Run = field(repr=False)
@@ -69,6 +73,7 @@ class RunCheck:
 
     @cached_property
     def _by_curve(self) -> dict[tuple[object, ...], list[Cliff]]:
+        """Cliffs by the key of their curve, largest first."""
         found: dict[tuple[object, ...], list[Cliff]] = {}
         for cliff in self.cliffs:
             key = _curve_key(cliff.after, cliff.axis)
@@ -76,10 +81,10 @@ class RunCheck:
         return found
 
     def explain(self, bad: BadSize) -> Cause:
-        """Returns the cause of the lower rate of a bad size.
+        """Returns the reason why a bad size has a lower rate than the better size nearby.
 
-        The cause is that of the largest cliff between the bad size and the better size, unless that
-        cliff rests on an assumed tile. Otherwise `explain.cause_of_loss` determines it.
+        The cause of the largest cliff between the two sizes is returned. If there is no cliff, or
+        if its cause is an edge of an assumed tile, `explain.cause_of_loss` determines the cause.
         """
         slow = bad.culprit
         better = bad.culprit_at_better
@@ -96,7 +101,10 @@ class RunCheck:
 
 
 def _curve_key(point: Point, axis: str) -> tuple[object, ...]:
-    """Returns a key that all points of one curve along `axis` share, in any order of their axes."""
+    """Returns a key that is equal for all points of one curve along `axis`.
+
+    The order in which a point lists its axes does not matter.
+    """
     held = frozenset(held_of(point.axes, axis))
     return (axis, point.op, point.provider, point.workload.dtype, held)
 
@@ -106,8 +114,8 @@ def check_run(
 ) -> RunCheck:
     """Analyses all curves of a run and tests the rules of thumb.
 
-    rules: the rules to test.
-    points: the result of `points_of` on the run, if the caller has it already.
+    rules: the rules to test; default all rules of `rules.RULES`.
+    points: result of `points_of` on the run; default None computes the points here.
     """
     spec = run.info.device
     points = points_of(run.records, spec) if points is None else points
@@ -138,9 +146,10 @@ def check_run(
 
 
 def fit_all(points: Sequence[Point], between: float) -> tuple[FittedCurve, ...]:
-    """Fits every curve along every axis.
+    """Fits every curve of the points along every axis.
 
-    between: scatter between points, in log time (see `curves.fit_curves`).
+    between: scatter between repeated measurements of one point, in log time (see
+        `curves.fit_curves`).
     """
     curves = [curves_of(points, axis) for axis in axes_of(points)]
     return fit_curves(list(chain(*curves)), between)

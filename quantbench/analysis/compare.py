@@ -1,9 +1,10 @@
 """Compares two runs point by point and classifies each point as slower, faster, same or unclear.
 
-A point is slower or faster if a rank test on the raw samples finds a change larger than the
-tolerance, after Holm's correction over all points, because one false regression fails a build. The
-tolerance is the user's margin or the noise of the reference points, whichever is larger. A point is
-the same only if the whole 95 % interval of its ratio of times lies within the margin.
+A point is slower or faster if a rank test on its samples finds a change of the time larger than the
+tolerance. The tolerance is the user's margin, or a larger allowance that covers the noise of the
+reference points. One false regression fails a build, so Holm's correction limits the probability of
+any false finding over all points. A point is the same only if the whole 95 % interval of its time
+ratio lies within the margin.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ from quantbench.store.record import Failed, Measured, Place, Record, Skipped
 
 
 def obstacles(a: Run, b: Run) -> tuple[str, ...]:
-    """Returns the reasons why two runs must not be compared; an empty tuple if they may be."""
+    """Returns the reasons why two runs must not be compared; empty if there are none.
+
+    Runs must be of the same device, and of the same origin (measured, simulated or imported).
+    """
     found = []
     if a.info.device.name != b.info.device.name:
         found.append(f"different devices, {a.info.device.name} and {b.info.device.name}")
@@ -43,7 +47,8 @@ class Matched:
 
     place: first grid point of the workload in run b, or in run a if run b has none.
     workload: description of the workload.
-    keys, providers: key and provider of the record in run a and of the record in run b.
+    keys, providers: keys and providers of the two records, a first.
+    a, b: the two records.
     """
 
     place: Place
@@ -55,6 +60,7 @@ class Matched:
 
 
 def _matched_pair(a: Record, b: Record) -> Matched:
+    """Combines two records of one workload into a pair."""
     place = next(iter((*b.places, *a.places)), Place({}, b.workload.kind))
     return Matched(place, str(b.workload), (a.key, b.key), (a.provider, b.provider), a, b)
 
@@ -67,9 +73,13 @@ def _matched_points(
 ) -> tuple[tuple[Matched, ...], tuple[Matched, ...], int, int]:
     """Matches the points of two runs.
 
-    Returns four values: the points measured in both runs, the points measured in a that failed in
-    b, and the numbers of points measured only in a and only in b. A point that is missing, skipped
-    or rejected in one run counts as measured only in the other.
+    Returns four values:
+    - the points measured in both runs;
+    - the points measured in a that failed in b;
+    - the number of points measured only in a;
+    - the number of points measured only in b.
+
+    A measurement that was rejected as impossible counts as not measured.
     """
     ours, theirs = _same_kernels_apart(
         _side(a, options.by, options.provider_a, "A"), _side(b, options.by, options.provider_b, "B")
@@ -92,16 +102,19 @@ def _matched_points(
 
 
 def _counts(record: Record) -> bool:
-    """Returns whether a record holds a usable measurement."""
+    """Returns whether a record has a measurement that was not rejected."""
     return is_accepted(record.outcome)
 
 
 def _side(run: Run, by: str, provider: str, name: str) -> dict[_Key, list[Record]]:
     """Groups the points of one run by key or by workload.
 
+    by: `key` or `workload` (see `CompareOptions`).
+    provider: provider whose points are used; "" for all providers.
     name: `A` or `B`, for error messages.
-    Raises InputError if the run has no point of the provider, or several providers for one
-    workload.
+
+    Raises InputError if the run has no point of the provider. With `workload`, also raises
+    InputError if several providers ran the same workload.
     """
     option = f"--provider-{name.lower()}"
     found: dict[_Key, list[Record]] = defaultdict(list)
@@ -126,9 +139,9 @@ def _same_kernels_apart(
 ) -> tuple[dict[_Key, Record], dict[_Key, Record]]:
     """Returns one record per key for each run.
 
-    If a key has several measured records, as in an imported table with one row per kernel, the
-    kernel name becomes part of the key. A record without a usable measurement is used only if no
-    other record of its key has one.
+    If a key has several measured records in either run, the kernel name becomes part of the key.
+    An imported table with one row per kernel has such keys. A record without a usable measurement
+    is used only if no record of the same key has a usable measurement.
     """
     several = set()
     for key, records in (*a.items(), *b.items()):
@@ -138,10 +151,10 @@ def _same_kernels_apart(
 
 
 def _one_each(side: dict[_Key, list[Record]], several: set[_Key]) -> dict[_Key, Record]:
-    """Returns the first record of each key.
+    """Returns the first record of each key, or of each kernel for the keys in `several`.
 
-    For the keys in `several`, returns the first record of each kernel, under a key that ends in the
-    kernel name.
+    In the second case the kernel name is appended to the key. Records with a usable measurement
+    come first.
     """
     found: dict[_Key, Record] = {}
     for key, records in side.items():
@@ -157,7 +170,7 @@ METHOD = (
     "intervals are the same test's, each at 95 %"
 )
 
-# Longest kernel name in `Compared.why`, in characters.
+# Maximum length in characters of a kernel name in `Compared.why`; longer names are cut.
 _LONGEST_KERNEL = 10_000
 _MODES = "timed in mode {} in A and {} in B, which differ by the time between events and kernel"
 # The rank test has no 95 % interval for so few samples.
@@ -169,12 +182,12 @@ _SINGLE = "single figures without a spread"
 class CompareOptions:
     """Options of `compare_runs`.
 
-    margin: relative change of the time that does not matter to the user.
-    by: how points are matched: by `key` (same workload, provider and timing) or by `workload` (any
-        provider and timing).
-    provider_a, provider_b: if given, only points of this provider are used from that run. With
-        `workload`, it is needed for a run that has several providers for one workload.
-    force: whether to compare runs of different devices or origins.
+    margin: largest relative change of the time that does not matter to the user.
+    by: how points are matched: by `key` (same workload, provider and timing options) or by
+        `workload` (any provider and timing options).
+    provider_a, provider_b: provider whose points are used from run a or from run b; default all
+        providers. With `workload`, it is required if several providers ran the same workload.
+    force: whether to compare runs even if they are of different devices or origins.
     """
 
     margin: float = 0.01
@@ -198,10 +211,10 @@ class Compared(Matched):
     a_us, b_us: median time in each run, in µs.
     ratio: time in b over time in a; above 1 if b is slower.
     low, high: 95 % interval of the ratio; None if there are too few samples.
-    p: p-value of the test for a change, after Holm's correction.
+    p: p-value of the test for a change beyond the tolerance, after Holm's correction.
     change: one of CHANGES.
-    why: why there is no interval, why the times cannot be compared, or which kernel replaced which;
-        empty if there is nothing to say.
+    why: why the times cannot be compared, why there is no interval, or how the kernel changed;
+        empty if none of these applies.
     """
 
     a_us: float
@@ -223,13 +236,13 @@ class Compared(Matched):
 class Comparison:
     """The result of `compare_runs`.
 
-    obstacles: reasons against comparing these runs, which options.force has overridden.
+    obstacles: reasons against comparing these runs, which `options.force` has overridden.
     differences: differences between the environments and settings of the runs.
     wander: noise and drift of the reference points.
     tolerance: relative change that is ignored: the margin, or `wander.allowance` if that is larger.
-    points: compared points in the order of CHANGES, largest change first.
+    points: compared points in the order of CHANGES, and within a class by decreasing change.
     lost: points that were measured in a and failed in b. They count as regressions.
-    only_a, only_b: number of points that were measured in one run only.
+    only_a, only_b: number of points that were measured only in run a and only in run b.
     """
 
     a: Run = field(repr=False)
@@ -246,7 +259,7 @@ class Comparison:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Number of points of each kind of change."""
+        """Number of compared points in each class of CHANGES."""
         found = Counter(point.change for point in self.points)
         return {change: found[change] for change in CHANGES}
 
@@ -257,17 +270,18 @@ class Comparison:
 
     @property
     def median_ratio(self) -> float:
-        """Median ratio over all points.
+        """Median time ratio b / a over all compared points.
 
-        A value far from 1 means that the whole device became slower or faster.
+        A median far from 1 suggests that the whole device became slower or faster.
         """
         return median([point.ratio for point in self.points])
 
 
 def compare_runs(a: Run, b: Run, options: CompareOptions | None = None) -> Comparison:
-    """Compares run `b` with run `a`.
+    """Compares run `b` with run `a`, the baseline.
 
-    Raises InputError if the runs must not be compared (unless forced) or have no point in common.
+    Raises InputError if the runs have no point in common. Also raises InputError if the runs must
+    not be compared (see `obstacles`) and `options.force` is not set.
     """
     options = options or CompareOptions()
     hindrances = obstacles(a, b)
@@ -302,12 +316,16 @@ def compare_runs(a: Run, b: Run, options: CompareOptions | None = None) -> Compa
 
 
 def _measurement(record: Record) -> Measurement:
+    """Returns the measurement of a record whose workload was measured."""
     assert isinstance(record.outcome, Measured)
     return record.outcome.measurement
 
 
 def _test(pair: Matched, tolerance: float) -> RatioTest:
-    """Tests the ratio of the times of one point; single times give a ratio without an interval."""
+    """Tests whether the times of one point changed by more than the tolerance.
+
+    If a run has a single time for the point, the result is a ratio without an interval.
+    """
     a = _measurement(pair.a).stated
     b = _measurement(pair.b).stated
     if min(len(a.times_us), len(b.times_us)) > 1:
@@ -318,8 +336,8 @@ def _test(pair: Matched, tolerance: float) -> RatioTest:
 def _compared(pair: Matched, test: RatioTest, p: float, margin: float) -> Compared:
     """Classifies one point.
 
-    p: p-value of its test after Holm's correction.
-    margin: relative change of the time that does not matter.
+    p: p-value of the test, after Holm's correction.
+    margin: largest relative change of the time that does not matter.
     """
     a = _measurement(pair.a)
     b = _measurement(pair.b)
@@ -345,9 +363,9 @@ def _compared(pair: Matched, test: RatioTest, p: float, margin: float) -> Compar
 
 
 def _kernel_change(pair: Matched) -> str:
-    """Describes the change of kernel between the runs.
+    """Describes how the kernel changed between the runs.
 
-    The text is empty if there is no change or a kernel is unknown.
+    The text is empty if the kernel is the same, if a kernel is unknown, or if the providers differ.
     """
     old, new = pair.a.launch, pair.b.launch
     if old is None or new is None or pair.a.provider != pair.b.provider or old.kernel == new.kernel:

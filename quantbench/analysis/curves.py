@@ -1,9 +1,13 @@
-"""Groups points into curves along one axis, estimates their noise and fits them piecewise.
+"""Groups points into curves along one axis, estimates their noise, and fits them piecewise.
 
-The standard error of a point's log time combines the error of the median from the point's own
-samples, the scatter between repetitions of the reference point and, for single times, the scatter
-between nearly equal sizes. If the fits of a family scatter more than expected, the standard errors
-of this family are scaled up to match.
+A curve is the time of one op over the sizes of one axis, with all other axes fixed. The curves of
+one op, provider and variant (such as dtype and layout) form a family. `fit_curves` finds the steps
+of the curves, which `jumps` reports as cliffs.
+
+The standard error of a point's log time combines two terms. The first is the error of the median,
+from the point's own samples; for a single sample, it is estimated from the scatter between nearly
+equal sizes. The second is the scatter between repeated measurements of the reference point. If the
+points of a family scatter around their fits more than expected, its standard errors are scaled up.
 """
 
 from __future__ import annotations
@@ -30,10 +34,11 @@ from quantbench.analysis.summary import Point, held_of
 from quantbench.store.record import Record
 from quantbench.sweep.axes import SHAPE_DIM
 
-#: (op, provider, variant) of the curves that are fitted and explained together
+#: (op, provider, variant), which all curves that are fitted and explained together have in common
 Family = tuple[str, str, str]
 
-#: largest distance, in log size, at which a step between two neighbours can be located
+#: largest distance between two neighbouring sizes, in log size (0.125 is 13 %), at which a step
+#: between them can be distinguished from the trend
 COARSE = 0.125
 
 # Workload fields that are not sizes. The points of one curve agree in all of them.
@@ -42,10 +47,10 @@ _VARIANTS = ("dtype", "layout", "mask", "causal", "direction", "op", "distributi
 
 @dataclass(frozen=True)
 class OfFamily:
-    """Identifies the family that a curve or a result along `axis` belongs to.
+    """Base class of curves, and of results about curves, along `axis`. Identifies their family.
 
-    variant: kind of the workloads and the values of their fields that are not sizes (`gemm bf16
-        nt`).
+    variant: workload kind and the values of all workload fields that are not sizes: `gemm bf16
+        nt`.
     """
 
     axis: str
@@ -55,15 +60,15 @@ class OfFamily:
 
     @property
     def family(self) -> Family:
-        """Op, provider and variant. The curves of one family are fitted and explained together."""
+        """Op, provider and variant."""
         return (self.op, self.provider, self.variant)
 
 
 @dataclass(frozen=True)
 class Curve(OfFamily):
-    """Points of one op and provider along `axis`, in ascending order of size, without duplicates.
+    """Points of one op and provider along `axis`, one per size, in ascending order of size.
 
-    held: (axis, value) of each other axis.
+    held: (axis, value) of each other axis, which all points share.
     """
 
     held: tuple[tuple[str, int], ...]
@@ -80,33 +85,32 @@ class Curve(OfFamily):
 
     @cached_property
     def close_gaps(self) -> tuple[int, ...]:
-        """Indices of the points whose next neighbour is within COARSE."""
+        """Indices of the points whose next neighbour is at most COARSE away in log size."""
         return tuple((self.log_size[1:] - self.log_size[:-1] <= COARSE).nonzero()[0].tolist())
 
     @cached_property
     def log_time(self) -> Floats:
-        """Natural logarithm of the medians in µs (points,)."""
+        """Natural logarithm of the points' median times in µs (points,)."""
         return np.log(_column(self.points, "latency_us"))
 
 
 def _column(points: Iterable[Point], name: str) -> Floats:
-    """Returns the values of one field, of all points (points,)."""
+    """Returns the values of one field for all points (points,)."""
     return np.array(list(map(attrgetter(name), points)), dtype=np.float64)
 
 
 @cache
 def _variant_getter(kind: Any) -> attrgetter[tuple[object, ...]]:
-    """Returns a getter of the kind of a workload and of its fields that are not sizes."""
+    """Returns a getter for a workload's `kind` and its fields that are not sizes.
+
+    kind: class of the workload.
+    """
     names = {f.name for f in fields(kind)}
     return attrgetter("kind", *(name for name in _VARIANTS if name in names))
 
 
 def curve_family(point: Point) -> Family:
-    """Returns the op, provider and variant of a point.
-
-    The variant is the kind of the workload and the values of its fields that are not sizes: `gemm
-    bf16 nt`.
-    """
+    """Returns the op, provider and variant of a point (see `OfFamily`)."""
     kind: Any = type(point.workload)
     return (point.op, point.provider, " ".join(map(str, _variant_getter(kind)(point.workload))))
 
@@ -114,9 +118,9 @@ def curve_family(point: Point) -> Family:
 def curves_of(points: Iterable[Point], axis: str, *, fewest: int = 2) -> tuple[Curve, ...]:
     """Returns all curves along `axis` with at least `fewest` points, in order of first appearance.
 
-    All points of a curve have the same timing mode, because times differ by 1 to 2.5 µs between
-    modes, which is no cliff. If several records have the same grid point (a table with one row per
-    kernel), the fastest is used.
+    All points of a curve have the same timing mode. Times of different modes differ by 1 to 2.5 µs,
+    which would look like a cliff. If several records have the same grid point, as in a table with
+    one row per kernel, the fastest is used.
     """
     groups: dict[tuple[Any, ...], dict[int, Point]] = {}
     for point in points:
@@ -138,7 +142,7 @@ def curves_of(points: Iterable[Point], axis: str, *, fewest: int = 2) -> tuple[C
 def axes_of(points: Sequence[Point]) -> tuple[str, ...]:
     """Returns the axes with more than one value, ordered by decreasing number of values.
 
-    Leaves out the index of a shape in a list of shapes, because it is not a size.
+    Leaves out the axis `shape`, whose values number the shapes of a list and are not sizes.
     """
     values: dict[str, set[int]] = defaultdict(set)
     for point in points:
@@ -148,35 +152,37 @@ def axes_of(points: Sequence[Point]) -> tuple[str, ...]:
     return tuple(sorted(varied, key=lambda name: -len(values[name])))
 
 
-#: standard error of the median over that of the mean, for a normal distribution: √(π/2)
+#: ratio of the median's standard error to the mean's, for samples of a normal distribution: √(π/2)
 MEDIAN_FACTOR = sqrt(np.pi / 2)
 #: smallest relative scatter between two measurements of one point, even on an idle GPU
 LEAST_ERROR = 0.002
-# Relative error of single times if too few sizes are close together to estimate it. In published
-# tables, rows with the same work differ by 1 to 3 % (aiconfigurator-core).
+# Relative error assumed for single times if too few sizes are close together to estimate it. In
+# published tables (aiconfigurator-core), rows with the same work differ by 1 to 3 %.
 _UNKNOWN_ERROR = 0.03
-# A point with fewer than this number N of samples takes part of its noise from its curve: with n
-# samples, its own variance has the weight n/N, and the mean noise of the curve has the rest.
+# A point with fewer samples than this number N takes part of its noise from its curve. With n
+# samples, the point's own variance has the weight n/N, and the square of the curve's mean noise has
+# the rest. Below 3 samples, only the curve's mean noise is used.
 _OWN_SAMPLES = 10
 # The median absolute deviation of few samples is too small on average. These factors correct it for
-# 2 … 9 samples; for more samples the factor is n / (n − 0.8). Source: Croux and Rousseeuw,
+# n = 2 … 9 samples. For more samples the factor is n / (n − 0.8). Source: Croux and Rousseeuw,
 # "Time-efficient algorithms for two highly robust estimators of scale" (COMPSTAT 1992).
 _FEW_SAMPLES = {2: 1.196, 3: 1.495, 4: 1.363, 5: 1.206, 6: 1.200, 7: 1.140, 8: 1.129, 9: 1.107}
-# Two sizes within this distance (log size) are treated as repetitions. At least this many pairs are
-# needed to estimate an error.
+# Two sizes closer than _CLOSE in log size are treated as repetitions of one measurement. At least
+# _FEWEST_CLOSE pairs of such sizes are needed to estimate an error.
 _CLOSE = 0.02
 _FEWEST_CLOSE = 8
-# For two normal values, the absolute difference over the standard deviation of one value has the
-# median √2 · Φ⁻¹(3/4) and the lower quartile √2 · Φ⁻¹(5/8).
+# Two independent normal values with standard deviation σ differ by |d|. The median of |d| / σ is
+# √2 · Φ⁻¹(3/4), and its lower quartile is √2 · Φ⁻¹(5/8).
 _MEDIAN_PER_SIGMA = sqrt(2) * 0.674490
 _QUARTILE_PER_SIGMA = sqrt(2) * 0.318639
 
 
 def repeatability(records: Iterable[Record]) -> float:
-    """Returns the relative standard deviation between repetitions of the run's reference points.
+    """Returns the relative standard deviation between repeated measurements of reference points.
 
-    The result includes differences between the devices of a run. It is at least LEAST_ERROR.
-    Without enough repetitions of reference points it is estimated from the few there are.
+    A reference point is measured again and again during a run, on every device of the run, so the
+    result includes differences between devices. It is at least LEAST_ERROR. If there are too few
+    repetitions for a robust estimate, their pooled standard deviation is used.
     """
     medians_us = reference_medians(records)
     known = reference_noise(medians_us)
@@ -186,8 +192,8 @@ def repeatability(records: Iterable[Record]) -> float:
 def _errors(curve: Curve, between: float, figure_error: float) -> Floats:
     """Returns the standard errors of a curve's log times (points,).
 
-    between: scatter between points, in log time (see `fit_curves`).
-    figure_error: standard error of a point that has a single sample, in log time.
+    between: scatter between repeated measurements of one point, in log time (see `fit_curves`).
+    figure_error: standard error of a single sample, in log time.
     """
     count = _column(curve.points, "num_samples")
     if count.max() == 1:  # single times, as in most imported tables
@@ -205,11 +211,12 @@ def _errors(curve: Curve, between: float, figure_error: float) -> Floats:
 
 
 def _error_of_figures(curves: Sequence[Curve]) -> float:
-    """Estimates the standard error of the single times of one family from pairs of close sizes.
+    """Estimates the standard error of a family's single times from pairs of close sizes.
 
-    Steps go up, so a larger size that took less time shows noise. Noise is symmetric, so the median
-    of these drops measures the noise. If a slope leaves too few drops, the lower quartile of the
-    differences of all pairs is used, which tolerates steps in half of the pairs.
+    Most steps go up, so a larger size with a shorter time shows noise. The median drop over such
+    pairs measures the noise, because noise is symmetric. If a slope leaves too few drops, the lower
+    quartile of the absolute differences over all pairs is used. Steps in up to half of the pairs
+    change this quartile little.
     """
     rises = []
     for curve in curves:
@@ -223,18 +230,19 @@ def _error_of_figures(curves: Sequence[Curve]) -> float:
     return _UNKNOWN_ERROR
 
 
-# Standard errors are scaled up if the fits scatter by more than this many times the expected
-# scatter.
+# Standard errors are scaled up if the points scatter around their fits by more than this many times
+# the expected scatter.
 _SETTLED = 1.3
-# Minimum number of degrees of freedom, over all fits of a family, from which the scatter of these
-# fits is estimated.
+# Minimum number of degrees of freedom, summed over a family's fits, that is needed to estimate the
+# scatter around the fits.
 _ENOUGH_FREEDOM = 8
-# Factors on the estimated noise of single times that are tried. The first, 1.0, keeps the estimate
-# from close sizes.
+# Factors by which the estimated noise of single times is multiplied to find the most likely fits.
+# The factor 1.0 keeps the estimate from close sizes.
 _NOISE_FACTORS = (1.0, 0.5, 0.7, 1.4)
-# A family with more curves has enough close pairs of sizes, so only the factor 1.0 is tried.
+# In a family with more curves than this, close sizes determine the noise well enough, so only the
+# factor 1.0 is tried.
 _MANY_CURVES = 4
-# Minimum number of degrees of freedom per point. Fits that leave fewer are rejected.
+# Minimum number of degrees of freedom per point. Fits with fewer are rejected.
 _ENOUGH_SHARE = 0.4
 
 
@@ -250,7 +258,7 @@ class FittedCurve:
     fit: PiecewiseFit
 
     def part(self, start: int, stop: int) -> FittedCurve:
-        """Returns the points start … stop − 1, with their part of the fit, as a curve."""
+        """Returns the points start … stop − 1 as a curve, with the fit cut to these points."""
         breaks = []
         for one in self.fit.breaks:
             if start <= one.index < stop - 1:
@@ -266,8 +274,8 @@ class FittedCurve:
 def fit_curves(curves: Sequence[Curve], between: float) -> tuple[FittedCurve, ...]:
     """Fits every curve and returns the fits in the same order.
 
-    between: scatter between points that their own samples do not show, in log time (see
-        `repeatability`).
+    between: scatter between repeated measurements of one point, in log time (see `repeatability`).
+        The samples of a single measurement do not show this scatter.
     """
     families: dict[Family, list[int]] = defaultdict(list)
     for i, curve in enumerate(curves):
@@ -280,10 +288,10 @@ def fit_curves(curves: Sequence[Curve], between: float) -> tuple[FittedCurve, ..
 
 
 def _fit_family(curves: Sequence[Curve], between: float) -> list[FittedCurve]:
-    """Fits the curves of one family, and scales their standard errors to match their scatter.
+    """Fits the curves of one family, and returns the fits in the order of the curves.
 
-    For single times, the noise level with the most likely fits is chosen. The fits are returned in
-    the order of the curves.
+    The standard errors are scaled up if the points scatter around the fits more than expected. If
+    no point has three samples or more, the noise level with the most likely fits is used instead.
     """
     figure_error = _error_of_figures(curves)
     sigmas = [_errors(curve, between, figure_error) for curve in curves]
@@ -302,18 +310,18 @@ def _fit_family(curves: Sequence[Curve], between: float) -> list[FittedCurve]:
     return list(map(found.__getitem__, range(len(curves))))
 
 
-# One entry per batch of curves that are fitted together: their indices in the family and their
-# pieces.
+# One entry for each batch of curves that were fitted together: the indices of the curves in their
+# family, and the pieces found.
 _Grids = list[tuple[list[int], Pieces]]
 
 
-# Largest curves × points² of one batch, which bounds the memory. All curves of a batch have equal
-# length.
+# Maximum of curves × points² in one batch, which bounds the memory. All curves of a batch have the
+# same number of points.
 _MOST_TOGETHER = 1_000_000
 
 
 def _find(curves: Sequence[Curve], sigmas: Sequence[Floats]) -> _Grids:
-    """Finds the pieces of all curves, in batches of curves of equal length."""
+    """Finds the pieces of all curves, in batches of curves with the same number of points."""
     by_length: dict[int, list[int]] = defaultdict(list)
     for i, curve in enumerate(curves):
         by_length[len(curve.points)].append(i)
@@ -328,10 +336,10 @@ def _find(curves: Sequence[Curve], sigmas: Sequence[Floats]) -> _Grids:
 
 
 def _best_of_figures(curves: Sequence[Curve], sigmas: list[Floats], between: float) -> _Grids:
-    """Fits curves of single times at several noise levels.
+    """Fits curves of single times at several noise levels, and returns the most likely fits.
 
-    Returns the fits with the highest likelihood, with a penalty for each break. Fits that leave few
-    degrees of freedom are rejected, because pieces of one or two points can explain any noise.
+    The likelihood includes a penalty for each break. Fits with few degrees of freedom are rejected,
+    because pieces of one or two points can explain any noise.
     """
     best: _Grids = []
     best_cost = np.inf
@@ -351,10 +359,10 @@ def _best_of_figures(curves: Sequence[Curve], sigmas: list[Floats], between: flo
 
 
 def _scatter_factor(grids: _Grids) -> float:
-    """Returns the ratio of the measured scatter about the fits to the expected scatter.
+    """Returns the measured scatter around the fits, divided by the expected scatter.
 
-    The ratio is the median over the curves, so that a few badly fitted curves have no effect. It is
-    1 if there are too few degrees of freedom.
+    The median over the curves is taken, so that a few badly fitted curves have no effect. The
+    result is 1 if there are too few degrees of freedom.
     """
     freedom = np.concatenate([pieces.freedom for _, pieces in grids])
     chi2 = np.concatenate([pieces.chi2 for _, pieces in grids])

@@ -1,7 +1,8 @@
-"""Computes how many rows grouped GEMMs add when they pad the rows of each expert.
+"""Describes how many rows a provider of grouped GEMMs adds when it pads each expert's rows.
 
 A kernel that runs all experts in one launch pads each expert's rows to whole tiles. A loop of one
-GEMM per expert pads none.
+GEMM per expert pads no rows. The module also determines the number of rows per expert (`rows_of`),
+which some rules of thumb are about.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from quantbench.workload import GroupedGemm, MoE
 
 
 def rows_of(point: Point) -> int:
-    """Returns the number of rows per expert of a grouped GEMM or an MoE layer.
+    """Returns the number of rows that each expert of a grouped GEMM or an MoE layer computes.
 
-    Returns 0 if the experts have different numbers of rows, and for all other workloads.
+    Returns 0 for experts with different numbers of rows, and for all other workloads.
     """
     work = point.workload
     if isinstance(work, GroupedGemm | MoE):
@@ -30,17 +31,18 @@ def rows_of(point: Point) -> int:
     return 0
 
 
-#: tile rows to which unpadded rows are compared; most grouped kernels on GPUs use this number
-#: (DeepGEMM pads to 128)
+#: block_m of the tile that shows what padding would cost a provider that pads nothing; most grouped
+#: kernels on GPUs use this number (DeepGEMM pads to 128)
 _USUAL_BLOCK_M = 128
 
 
 def padding_lines(points: Iterable[Point], tile_of: TileOf) -> tuple[str, ...]:
-    """Describes, in a line for each provider of grouped GEMMs, how many rows it pads.
+    """Describes in one line per provider of grouped GEMMs how it pads the rows of the experts.
 
-    The line says so if the number is not known.
+    If no tile of the provider is known, the line says that the padding is unknown. GEMMs of layout
+    tn (weight gradients) are left out, because the tokens are their reduction dimension.
 
-    tile_of: function that maps a point to its tile (`check.RunCheck.tile_of`). Assumed tiles are
+    tile_of: function that maps a point to its tile (see `periods.tile_finder`). Assumed tiles are
         not used.
     """
     by_provider: dict[str, list[_Padding]] = {}
@@ -59,7 +61,7 @@ def padding_lines(points: Iterable[Point], tile_of: TileOf) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class _Padding:
-    """A grouped GEMM at one grid point, and the tile rows to which its rows are padded."""
+    """A grouped GEMM at one grid point. Each expert's rows are padded to multiples of block_m."""
 
     axes: dict[str, int]
     work: GroupedGemm
@@ -67,7 +69,7 @@ class _Padding:
 
     @property
     def factor(self) -> float:
-        """Number of rows with padding, divided by the number of rows without."""
+        """Number of rows with padding, divided by the number of rows without padding."""
         return padded_rows(self.work, self.block_m) / self.work.rows
 
     def __str__(self) -> str:
@@ -80,9 +82,10 @@ class _Padding:
 
 
 def _line(provider: str, known: list[_Padding]) -> str:
-    """Describes the padding of one provider in a line.
+    """Describes the padding of one provider in one line, which names the worst case.
 
-    known: the grouped GEMMs whose tile is known.
+    known: the provider's grouped GEMMs with a known tile. For a provider in UNPADDED, block_m is
+        _USUAL_BLOCK_M.
     """
     kernel = f"{provider} multiplies each expert's rows"
     if not known:

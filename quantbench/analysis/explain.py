@@ -1,8 +1,10 @@
 """Determines why one size takes longer than another, or why a size runs below peak.
 
-The possible causes are checked in a fixed order, and the first that applies is returned: lower
-clock, changed kernel, lost alignment, more waves or tiles, padding, working set beyond the cache.
-Clock, waves, tiles and padding count only if they explain at least half of the step.
+`cause_of` explains a step of a curve. It checks the possible causes in a fixed order, and returns
+the first that applies: lower clock, changed kernel, lost alignment, more waves or tiles, padding,
+working set larger than the cache. Clock, waves, tiles and padding apply only if they explain at
+least half of the step. `cause_of_loss` explains a low rate where the curve has no step, and
+`idle_at` explains why a single point runs below peak.
 """
 
 from __future__ import annotations
@@ -31,26 +33,26 @@ from quantbench.quantization import alignment_words, cdiv, kernel_change_words, 
 from quantbench.units import percent, size
 from quantbench.workload import Softmax
 
-# Smallest fraction of the log jump that an effect must explain to be its cause.
+# Minimum fraction of a step's log height that an effect must explain to be its cause.
 _SMALLEST_SHARE = 0.5
-# The fields that two tiles must share to divide the work in the same way.
+# The fields in which two tiles must agree to divide the work in the same way.
 _SIDES_AND_SPLIT = attrgetter("block_m", "block_n", "split_k")
-# The time rises gradually while the working set grows past the size of the cache. The faster side
-# of the step must need less than this factor times the cache, and the slower side more than the
-# cache divided by it.
+# The time rises gradually while the working set grows past the cache size. For a memory boundary,
+# the faster side's working set must be below this factor times the cache size, and the slower
+# side's above the cache size divided by this factor.
 _CACHE_EDGE = 1.15
-# A drop of the time once the alignment is restored is searched at up to _LOOK_AHEAD points after
-# the step. The search ends at the first point with more than _LITTLE_MORE_WORK times the work of
-# the point before the step.
+# If lost alignment causes a step up, the time drops again at a later point with restored alignment.
+# Up to _LOOK_AHEAD points after the step are searched for such a drop. The search ends at the first
+# point with more than _LITTLE_MORE_WORK times the work of the point before the step.
 _LOOK_AHEAD = 8
 _LITTLE_MORE_WORK = 1.1
 
 
 @dataclass(frozen=True)
 class CurveStep:
-    """A step between `index` and `index + 1` of a curve's points.
+    """A step of a curve between the points `index` and `index + 1`.
 
-    log_jump: rise of the log time beyond the trend; negative if the time falls.
+    log_jump: rise of the log time at the step, beyond the trend; negative if the time falls.
     """
 
     points: Sequence[Point]
@@ -68,14 +70,14 @@ class CurveStep:
     def follows(self, before: float, after: float) -> bool:
         """Returns whether the growth of a quantity explains at least half of the step.
 
-        before, after: the quantity on each side of the step. The time is proportional to this
-            quantity.
+        before, after: the quantity on each side of the step. The time is taken to be proportional
+            to this quantity.
         """
         return log(after / before) / self.log_jump >= _SMALLEST_SHARE
 
 
 def cause_of(step: CurveStep, spec: DeviceSpec, tile_of: TileOf) -> Cause:
-    """Determines the cause of one step up or down.
+    """Determines the cause of one step up or down; `unexplained` if no cause applies.
 
     tile_of: function that maps a point to its tile (see `periods.tile_finder`).
     """
@@ -107,9 +109,9 @@ def cause_of(step: CurveStep, spec: DeviceSpec, tile_of: TileOf) -> Cause:
 def _tiles(step: CurveStep, tile_of: TileOf) -> tuple[TileInUse | None, TileInUse | None]:
     """Returns the tiles before and after the step; None for a tile that is unknown.
 
-    If only one side has a recorded kernel, the other side is assumed to run the same kernel,
-    provided that the next recorded kernel beyond the other side is the same. Blocks of two
-    different tiles must not be compared, because their numbers differ at any size.
+    If the kernel was recorded on one side only, its tile is assumed on the other side too, provided
+    that the next recorded kernel beyond the other side is the same. Otherwise both tiles are
+    unknown, because the block counts of two different tiles must not be compared.
     """
     old = tile_of(step.before)
     new = tile_of(step.after)
@@ -130,7 +132,7 @@ def _tiles(step: CurveStep, tile_of: TileOf) -> tuple[TileInUse | None, TileInUs
 
 
 def _throttling(step: CurveStep) -> Cause | None:
-    """Returns the cause `throttling` if a change of the SM clock explains the step."""
+    """Returns the cause `throttling` if a change in the SM clock explains the step."""
     old = step.before.clock_mhz
     new = step.after.clock_mhz
     if not old or not new or not step.follows(new, old):
@@ -145,7 +147,7 @@ def _kernel_change(step: CurveStep) -> Cause | None:
     if old is None or new is None or _same_kernel(old, new):
         return None
     words = kernel_change_words(old, new)
-    # Below 16 bytes libraries must change the kernel. Below 128 bytes they need not.
+    # Libraries must change the kernel if the alignment falls below 16 bytes, but not below 128.
     misaligned = _misaligned(step, (16,))
     if misaligned is not None:
         words += f", as {misaligned[1]}"
@@ -153,19 +155,19 @@ def _kernel_change(step: CurveStep) -> Cause | None:
 
 
 def _same_kernel(old: Launch, new: Launch) -> bool:
-    """Returns whether two launches run the same kernel on tiles of equal sides and split-k."""
+    """Returns whether two launches run the same kernel with equal block_m, block_n and split_k."""
     if old.kernel != new.kernel or old.tile is None or new.tile is None:
         return old.kernel == new.kernel and old.tile is new.tile
     return _SIDES_AND_SPLIT(old.tile) == _SIDES_AND_SPLIT(new.tile)
 
 
 def _misaligned(step: CurveStep, limits: Sequence[int] = (16, 128)) -> tuple[int, str] | None:
-    """Returns which alignment limit is lost between the two sides of a step, and its description.
+    """Returns the alignment that only the faster side of a step has, and a description of the loss.
 
-    The faster side keeps the limit and the slower side does not. At a step up, the faster side is
-    the one before the step. Returns None if no limit is lost.
+    At a step up, the faster side is the one before the step. Returns None if the slower side has
+    all alignments in `limits` that the faster side has.
 
-    limits: row alignments in bytes; the first one that is lost is returned.
+    limits: row alignments to check, in bytes; the first one that is lost is returned.
     """
     verb = "are"
     whole = row_alignment_bytes(step.before.workload) or 0
@@ -186,16 +188,17 @@ def _alignment(step: CurveStep, tile_of: TileOf) -> Cause | None:
         return None
     needed, words = misaligned
     drops = _drops_back(step, tile_of)
-    if drops is None:  # without a later point: 16 bytes matter to every kernel, 128 to few
+    if drops is None:  # no later point shows it: every kernel needs 16 bytes, but few need 128
         drops = needed == 16
     return Cause("alignment", words, "arithmetic") if drops else None
 
 
 def _drops_back(step: CurveStep, tile_of: TileOf) -> bool | None:
-    """Returns whether the time drops back at a nearby point whose alignment is restored.
+    """Returns whether the time drops back at the next point with restored alignment.
 
-    Less than half of the step must remain at that point, and the point must need as many waves as
-    the point after the step. Returns None if there is no such point, or if the step goes down.
+    The point must need as many waves as the point after the step. The time drops back if less than
+    half of the step remains at this point. Returns None if there is no such point nearby, or if the
+    step goes down.
     """
     if step.log_jump < 0:
         return None
@@ -211,15 +214,16 @@ def _drops_back(step: CurveStep, tile_of: TileOf) -> bool | None:
 
 
 def _waves(point: Point, tile_of: TileOf) -> int | None:
-    """Returns the number of waves of a point; None if its tile is unknown."""
+    """Returns the number of waves that a point runs in; None if it is unknown."""
     used = tile_of(point)
     return None if used is None else num_waves(point.workload, used.tile, used.resident_blocks)
 
 
 def _more_blocks(step: CurveStep, old: TileInUse, new: TileInUse, evidence: str) -> Cause | None:
-    """Returns the wave edge or the tile edge that explains the step, if any.
+    """Returns the wave edge or tile edge that explains the step; None if neither does.
 
     old, new: tiles before and after the step.
+    evidence: evidence of the cause (see `Cause`).
     """
     before = num_blocks(step.before.workload, old.tile)
     after = num_blocks(step.after.workload, new.tile)
@@ -235,8 +239,8 @@ def _more_blocks(step: CurveStep, old: TileInUse, new: TileInUse, evidence: str)
     found = _split_blocks(step, before, after, new) if one_wave else None
     if found is not None:
         return found
-    # More tiles in the same number of waves cost nothing, except within one wave, where they
-    # compete for memory bandwidth.
+    # More tiles in the same number of waves cost no time. There is one exception: the tiles of a
+    # single wave compete for memory bandwidth.
     if (one_wave or not new.waves) and step.follows(before, after):
         where = " within one wave" if new.waves else ""
         return Cause("tile edge", f"{new.words}: {before} to {after} tiles{where}", evidence)
@@ -244,12 +248,14 @@ def _more_blocks(step: CurveStep, old: TileInUse, new: TileInUse, evidence: str)
 
 
 def _split_blocks(step: CurveStep, before: int, after: int, used: TileInUse) -> Cause | None:
-    """Returns the wave edge that arises because the library splits tiles, if it explains the step.
+    """Returns a wave edge of split tiles if it explains the step, else None.
 
-    Below half a wave, libraries split tiles to use more SMs. The parts may need a second wave where
-    whole tiles would not. docs/choosing-shapes.md shows measured steps.
+    If the tiles fill at most half a wave, libraries split each tile to use more SMs. The slices may
+    need a second wave at a size where whole tiles would not. docs/choosing-shapes.md shows measured
+    steps.
 
     before, after: number of tiles on each side of the step.
+    used: tile after the step. Only a tile that was inferred from the steps is taken to be split.
     """
     parts = largest_split(min(before, after), used.resident_blocks)
     if used.source != "steps" or not used.waves or parts == 1:
@@ -266,7 +272,10 @@ def _split_blocks(step: CurveStep, before: int, after: int, used: TileInUse) -> 
 
 
 def _padding(step: CurveStep) -> Cause | None:
-    """Returns the tile edge that padding of a dimension causes, if it explains the step."""
+    """Returns the tile edge from a dimension's padding if it explains the step, else None.
+
+    Only softmax and attention kernels pad here; `_more_blocks` covers the tiles of GEMMs.
+    """
     old = padded(step.before.workload)
     new = padded(step.after.workload)
     if old is None or new is None:
@@ -280,10 +289,7 @@ def _padding(step: CurveStep) -> Cause | None:
 
 
 def _memory(step: CurveStep, spec: DeviceSpec) -> Cause | None:
-    """Returns the cause `memory boundary` if the working set outgrows the cache at the step.
-
-    The cache is the last-level cache of the device.
-    """
+    """Returns the cause `memory boundary` if the working set outgrows the last-level cache."""
     small = step.before.workload.min_bytes
     large = step.after.workload.min_bytes
     if step.log_jump < 0:
@@ -297,15 +303,16 @@ def _memory(step: CurveStep, spec: DeviceSpec) -> Cause | None:
 
 
 def idle_at(point: Point, spec: DeviceSpec, tile_of: TileOf) -> tuple[Cause, ...]:
-    """Returns the reasons why a point runs below peak: padding, partial waves, misaligned rows."""
+    """Returns the reasons why a point runs below peak (see `blocks.idle_reasons`)."""
     return idle_reasons(point.workload, spec, tile_of(point), point.peak_share)
 
 
 def cause_of_loss(slow: Point, better: Point, spec: DeviceSpec, tile_of: TileOf) -> Cause:
     """Determines why an op has a lower rate at one size than at a better size.
 
-    The caller has found no cliff between the two sizes. The cause is a changed kernel, else the
-    first reason for idle SMs that only the slow size has. A tile that is only assumed is not used.
+    The caller has found no cliff that explains the loss. The cause is a changed kernel, or else the
+    first reason for idle SMs or misaligned rows that only the slow size has. Assumed tiles are not
+    used.
     """
     changed = _kernel_change(CurveStep((better, slow), 0, 1.0))
     if changed is not None:

@@ -1,7 +1,7 @@
-"""Predicts the time of every grid point of a sweep.
+"""Predicts the time of every grid point of a sweep, for `quantbench predict`.
 
-For single GEMMs, also predicts the rise of the time from m to m + 1, and how much slower than the
-fastest kernel the library is.
+`forecast` predicts the times. `with_cliffs` adds two predictions for single GEMMs: the rise of the
+time from m to m + 1, and how much slower than the fastest kernel the library is.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ _SIDES = attrgetter("m", "n", "k")
 class Rise:
     """Predicted relative rise of the time from m to m + 1, with its 90 % interval.
 
-    share: the relative rise; 0.3 means 30 % longer.
+    share: relative rise; 0.3 means that the time at m + 1 is 30 % longer.
+    low, high: bounds of the interval, in the same unit.
     """
 
     share: float
@@ -43,9 +44,13 @@ class Rise:
 
 @dataclass(frozen=True)
 class PredictedOp:
-    """Prediction of one op, which a grid point runs `count` times.
+    """Prediction for one run of an op.
 
-    See `Estimate` for the other fields.
+    count: number of runs of the op at the grid point.
+    latency_us, low_us, high_us: predicted time of one run in µs, and its 90 % interval.
+    peak_share: predicted rate as a fraction of peak; None if the peak is unknown.
+    tile: tile of the predicted launch; None if no launch is predicted.
+    estimate: the full prediction. `latency.estimate.Estimate` describes the other fields.
     """
 
     op: str
@@ -64,12 +69,13 @@ class PredictedOp:
 
 @dataclass(frozen=True)
 class PredictedPlace:
-    """Predicted ops at one grid point: one layer, or a single op.
+    """Prediction for one grid point, which runs a single op or all ops of a layer.
 
-    latency_us, low_us, high_us, tflops: figures for the sum of the ops. The sum excludes the logits
-        if there are other ops.
-    logits_us: time of the model's logits if the grid point has other ops as well, else None.
-    peak_share: mean fraction of peak of the summed ops, weighted by their times; None if a peak is
+    axes: value of each axis at the grid point.
+    latency_us, low_us, high_us, tflops: predicted time in µs with its 90 % interval, and rate, of
+        the summed ops. The logits are summed only if the grid point has no other op.
+    logits_us: time of the logits in µs; None if they are summed, or if there are none.
+    peak_share: mean of the summed ops' fractions of peak, weighted by time; None if a peak is
         unknown.
     worst_op: name of the summed op with the smallest fraction of peak.
     reasons: the reasons why the worst op runs below peak.
@@ -77,8 +83,7 @@ class PredictedPlace:
     summed: estimates of the summed ops.
     worst: estimate of the worst op.
     rise_at_next_m: rise of the time from m to m + 1 (see `rises_at_next_m`).
-    slower_than_best_kernel: predicted excess of the time over that of the fastest kernel, relative
-        to the latter (see the function of this name).
+    slower_than_best_kernel: see the function of this name.
     """
 
     axes: dict[str, int]
@@ -99,10 +104,11 @@ class PredictedPlace:
 
 @dataclass(frozen=True)
 class Forecast:
-    """Predictions over a grid of axes.
+    """Predictions for all points of a grid.
 
     rows: predicted grid points, in the order of the axes.
-    impossible: one error message for each grid point that cannot exist and was skipped.
+    impossible: one error message for each grid point that was skipped because its sizes are
+        impossible.
     """
 
     rows: tuple[PredictedPlace, ...]
@@ -110,20 +116,20 @@ class Forecast:
 
     @property
     def ops(self) -> tuple[OpEstimate, ...]:
-        """Estimates of all ops of all grid points."""
+        """Estimates of all ops, over all grid points."""
         ops = chain.from_iterable(row.ops for row in self.rows)
         return tuple(map(attrgetter("estimate"), ops))
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Distinct notes on what the predictions rest on."""
+        """Distinct notes on the sources of the predictions."""
         return tuple(dict.fromkeys(op.estimate.note for op in self.ops if op.estimate.note))
 
     @property
     def unmeasured(self) -> tuple[str, ...]:
-        """Distinct reasons why times rest on no measurement, most frequent first.
+        """Distinct reasons why predicted times rest on no measurement, most frequent first.
 
-        Each reason states its number of ops.
+        Each text gives the reason and the number of ops that it applies to.
         """
         reasons = Counter(op.estimate.unmeasured for op in self.ops if op.estimate.unmeasured)
         return tuple(
@@ -135,10 +141,11 @@ class Forecast:
 def forecast(axes: Sequence[Axis], held: Held, times: RememberedTimes) -> Forecast:
     """Predicts every point of a grid.
 
-    axes: axes of the grid, with `@edges` already expanded.
+    axes: axes of the grid, with `@edges` (sizes around predicted cliffs) already expanded.
     held: values of all other dimensions, with the defaults filled in.
-    times: source of the op times for the device.
-    Raises InputError if no grid point is left.
+    times: source of predicted op times for one device.
+
+    Raises InputError if the grid has no possible point.
     """
     places, impossible = places_of(axes, held, "predict", modelled=True)
     asked = [op.workload for op in chain.from_iterable(ops for _, ops in places)]
@@ -159,10 +166,10 @@ def forecast(axes: Sequence[Axis], held: Held, times: RememberedTimes) -> Foreca
 def _row(
     axes: dict[str, int], found: list[OpEstimate], spec: DeviceSpec, correlation: float
 ) -> PredictedPlace:
-    """Sums the predictions of the ops at one grid point.
+    """Sums the predictions of all ops at one grid point.
 
     found: estimates of all ops at the grid point.
-    correlation: correlation of the errors of the ops' times, for the interval of the sum.
+    correlation: correlation between the errors of different ops, for the interval of the sum.
     """
     layer: list[PredictedOp] = []
     logits: list[PredictedOp] = []
@@ -198,6 +205,7 @@ def _row(
 
 
 def _op(found: OpEstimate, spec: DeviceSpec) -> PredictedOp:
+    """Converts an estimate to a `PredictedOp`, with its fraction of the device's peak."""
     one = found.estimate
     return PredictedOp(
         op=found.op.label,
@@ -216,7 +224,7 @@ def _op(found: OpEstimate, spec: DeviceSpec) -> PredictedOp:
 
 
 def with_cliffs(rows: Sequence[PredictedPlace], model: GemmModel) -> tuple[PredictedPlace, ...]:
-    """Adds what the model predicts about nearby cliffs and about slower kernels to the rows."""
+    """Fills in `rise_at_next_m` and `slower_than_best_kernel` of the rows."""
     found = []
     rises = rises_at_next_m(rows, model)
     for row, rise, share in zip(rows, rises, slower_than_best_kernel(rows, model), strict=True):
@@ -225,12 +233,14 @@ def with_cliffs(rows: Sequence[PredictedPlace], model: GemmModel) -> tuple[Predi
 
 
 def rises_at_next_m(rows: Sequence[PredictedPlace], model: GemmModel) -> tuple[Rise | None, ...]:
-    """Returns the predicted rise from m to m + 1 for each row.
+    """Returns the predicted rise of the time from m to m + 1 for each row.
 
-    The errors of the two times are treated as independent. On six public tables, with 200 training
-    rows each, 90 % of the measured rises are closer to the predicted rise than 0.7 to 1.1
-    half-widths of its interval. A row has None unless it is a single unbatched GEMM along m. All
-    rows have None if the model has no training rows.
+    The result is None for a row that is not a single unbatched GEMM along m, and for all rows if
+    the model has no training rows.
+
+    For the interval, the errors of the two times are treated as independent. The interval was
+    checked on six public tables, with 200 training rows each: 90 % of the measured rises lie within
+    0.7 to 1.1 half-widths of the predicted rise.
     """
     asked: dict[int, Gemm] = {}
     for i, row in enumerate(rows):
@@ -256,12 +266,12 @@ def rises_at_next_m(rows: Sequence[PredictedPlace], model: GemmModel) -> tuple[R
 
 
 def slower_than_best_kernel(rows: Sequence[PredictedPlace], model: GemmModel) -> tuple[float, ...]:
-    """Returns how much slower than the fastest kernel the model expects each row to be.
+    """Returns how much slower than the cost model's fastest kernel each GEMM is predicted to be.
 
-    The value is the predicted time divided by the time of the fastest kernel in the cost model,
-    minus 1, and at least 0. It is large where the model's training rows for similar GEMMs were
-    slower than that kernel, for instance because the library chose another kernel or the SM clock
-    dropped. It is 0 for all rows unless each row is a single GEMM.
+    The result is predicted time / time of the fastest kernel − 1, and at least 0. A large value
+    means that similar GEMMs were measured to be slower than that kernel, for instance because the
+    library chose another kernel or the SM clock dropped. The result is 0 for all rows if the rows
+    are not single GEMMs, or if the model has no training rows.
     """
     gemms = []
     for row in rows:
@@ -277,9 +287,9 @@ def slower_than_best_kernel(rows: Sequence[PredictedPlace], model: GemmModel) ->
 
 
 def _along_m(row: PredictedPlace) -> Gemm | None:
-    """Returns the GEMM of a row that is a single unbatched GEMM along m.
+    """Returns the GEMM of a row that is a single unbatched GEMM on a grid with an axis m.
 
-    Returns None for other rows, and at the largest m.
+    Returns None for other rows, and for the largest m that the model takes.
     """
     work = row.summed[0].op.workload
     if "m" not in row.axes or len(row.summed) != 1 or not isinstance(work, Gemm) or work.batch != 1:

@@ -1,9 +1,8 @@
-"""Finds the cliffs of a run, and the gaps between measured sizes that are worth refining.
+"""Finds the cliffs of a run, and the gaps between measured sizes that a sweep should refine.
 
-A `Jump` states how the time changes between two neighbouring points of a curve, whether or not the
-change is significant. A cliff is a significant jump between close sizes of one curve, and a common
-cliff is a jump of the median over many curves.
-(`latency.gemm.cliffs` predicts cliffs; this module finds measured ones.)
+A jump is the change of the time between two neighbouring points of a curve, significant or not. A
+cliff is a significant jump between two close sizes. A common cliff is a significant median jump
+over many curves. The cliffs here are measured; `latency.gemm.cliffs` predicts cliffs.
 """
 
 from __future__ import annotations
@@ -27,20 +26,21 @@ from quantbench.sweep.refine import AxisGap, Gap
 from quantbench.sweep.sizes import grain_of
 from quantbench.units import dashed
 
-# Smallest jump (log time) that is called a cliff, however low the noise is.
+# Smallest jump in log time that is called a cliff, however low the noise is.
 SMALLEST_CLIFF = log(1.03)
-# Number of standard errors that a cliff must exceed. It is high because each curve has many gaps:
-# even so, about one in seven simulated curves of a hundred points without steps shows a false step.
+# Number of standard errors that a cliff must exceed. The number is high because each curve has many
+# gaps. Even so, a false step appears on about one in seven simulated curves without steps (100
+# points each).
 _SURE = 4.0
 _95_PERCENT = 1.96
 
 
 @dataclass(frozen=True)
 class Jump:
-    """The change of the time over one gap of a curve, from point `index` to the next.
+    """The change of the time over one gap of a curve, from point `index` to the next point.
 
-    log_rise: change of the log time beyond the trend.
-    step: the step of the fit at this gap, if there is one.
+    log_rise: change of the measured log time, beyond the trend.
+    step: break of the piecewise fit at this gap; None if there is no break.
     close: whether the two sizes are close enough to locate a step between them.
     """
 
@@ -60,14 +60,14 @@ class Jump:
 
     @property
     def log_growth(self) -> float:
-        """Growth of the useful work over the gap, as a log ratio."""
+        """Natural logarithm of useful work after the gap / useful work before it."""
         return log(useful_work(self.after.workload) / useful_work(self.before.workload))
 
     @property
     def cliff(self) -> Break | None:
-        """The step, if it is a cliff: large, significant, and between close sizes.
+        """The step if it is a cliff: large, significant, and between close sizes; else None.
 
-        A step up must also be larger than the growth of the work.
+        A step up is a cliff only if the fitted time grows more than the useful work.
         """
         step = self.step
         if step is None or not self.close:
@@ -79,10 +79,10 @@ class Jump:
 
     @property
     def log_height(self) -> float:
-        """Height that decides about refinement, in log time.
+        """Height in log time by which gaps are chosen for refinement.
 
-        Between close sizes the height is that of the cliff, or 0 if there is no cliff. Between
-        distant sizes it is the log drop of the rate, or 0 if that drop is not significant.
+        Between close sizes this is the height of the cliff, or 0 if there is no cliff. Between
+        distant sizes it is the drop of the log rate, or 0 if the drop is not significant.
         """
         if self.close:
             cliff = self.cliff
@@ -109,16 +109,17 @@ def _jumps(one: FittedCurve) -> Iterator[Jump]:
 
 @dataclass(frozen=True)
 class Cliff(OfFamily):
-    """A jump of the time between two neighbours of a curve, beyond the trend.
+    """A significant jump of the time between two neighbouring points of a curve.
 
     held: values of the other axes.
-    at, next: the last size before the jump and the first measured size after it.
-    ratio, low, high: time after the jump over time before it, without the trend, with its 95 %
-        interval. Below 1 the time falls.
-    first, last: range of axis values after which the jump may lie, with 95 % confidence.
-    rate_ratio: useful work per second after the jump over that before it, including the trend.
+    at, next: last size before the jump, and first measured size after it.
+    ratio, low, high: time after the jump / time before it, corrected for the trend, with its 95 %
+        interval. A ratio below 1 means that the time falls.
+    first, last: the jump lies after a size in this range, with 95 % confidence.
+    rate_ratio: measured rate of useful work after the jump / rate before it; the trend is included.
     cause: why the time jumps.
     keys: keys of the records before and after the jump.
+    before, after: points before and after the jump.
     """
 
     held: Mapping[str, int]
@@ -137,9 +138,7 @@ class Cliff(OfFamily):
 
 
 def find_cliffs(jumps: Iterable[Jump], spec: DeviceSpec, tile_of: TileOf) -> tuple[Cliff, ...]:
-    """Finds the cliffs among the jumps, largest first (see `Jump.cliff`).
-
-    A rise of the time is a cliff only if it lowers the rate of useful work.
+    """Returns the cliffs among the jumps, largest first (see `Jump.cliff`).
 
     tile_of: function that maps a point to its tile (see `periods.tile_finder`).
     """
@@ -176,9 +175,9 @@ def _cliff(jump: Jump, step: Break, spec: DeviceSpec, tile_of: TileOf) -> Cliff:
     )
 
 
-# Minimum number of curves over which a common cliff is determined.
+# Minimum number of curves with a jump at the same sizes from which a common cliff is determined.
 _FEWEST_CURVES = 8
-# Maximum number of kinds of cause that are named for one size.
+# Maximum number of kinds of cause that `CommonCliff.cause_words` names.
 _CAUSES_NAMED = 2
 
 #: (axis, op, provider, variant, size before the gap, size after it)
@@ -187,19 +186,18 @@ _Key = tuple[str, str, str, str, int, int]
 
 @dataclass(frozen=True)
 class CommonCliff(OfFamily):
-    """A jump of the median time over many curves of one family.
+    """A significant median jump over many curves of one family, between two sizes of `axis`.
 
-    The jump lies between the sizes `at` and `next` of `axis`.
-
-    num_curves: number of curves that were measured at both sizes.
-    ratio, low, high: median jump, as a ratio of times, with its 95 % interval.
-    num_cliffs: number of curves that have a cliff of their own between these sizes.
-    causes: number of these cliffs by kind of cause, ordered by the decreasing sum of their log
-        heights.
-    stepping: (median ratio, number) of the curves that begin a new wave between these sizes; None
-        if there are none, or if no tile explains the family's steps.
-    level: (median ratio, number) of the curves that do not begin a new wave; None as for
-        `stepping`.
+    at, next: the two sizes, which are neighbours on the curves.
+    num_curves: number of compute-bound curves that were measured at both sizes.
+    ratio, low, high: median jump, as time after / time before without the trend, with its 95 %
+        interval.
+    num_cliffs: number of these curves on which the jump is itself a cliff.
+    causes: number of such cliffs by kind of cause. The kind with the largest total log height comes
+        first.
+    stepping: (median ratio, number of curves) for the curves that begin a new wave between the two
+        sizes; None if there are none, or if no tile explains the family's steps.
+    level: the same for the curves that do not begin a new wave.
     """
 
     at: int
@@ -215,12 +213,12 @@ class CommonCliff(OfFamily):
 
     @property
     def cause(self) -> str:
-        """The most costly kind of cause, or `unexplained`."""
+        """Kind of cause with the largest total height; `unexplained` if no curve has a cliff."""
         return next(iter(self.causes), "unexplained")
 
     @property
     def cause_words(self) -> str:
-        """The two most costly kinds of cause with their number: `wave edge 71, tile edge 64`."""
+        """The first two kinds of cause with their numbers: `wave edge 71, tile edge 64`."""
         words = [f"{kind} {number}" for kind, number in self.causes.items()]
         return ", ".join(words[:_CAUSES_NAMED]) or "unexplained"
 
@@ -233,11 +231,12 @@ def common_cliffs(
 ) -> tuple[CommonCliff, ...]:
     """Finds the sizes at which the median jump over many curves is significant, largest first.
 
-    At least eight curves must be measured on both sides, and the median must rise by 3 % or more.
-    Only compute-bound points are used.
+    At least eight curves must be measured at both sizes. The median must rise by 3 % or more, and
+    its 95 % interval must exclude 0. Only close sizes and compute-bound points are used.
 
     cliffs: the result of `find_cliffs` on the same jumps.
-    explained_by: the tile that explains the steps of a family, for the families that have one.
+    spec: device of the run.
+    explained_by: tile that explains the steps of a family, by family. Other families are missing.
     """
     rises: dict[_Key, list[tuple[float, bool | None]]] = {}
     counted: set[tuple[_Key, str]] = set()
@@ -264,9 +263,9 @@ def common_cliffs(
 
 
 def _more_waves(jump: Jump, explanation: Explanation) -> bool | None:
-    """Returns whether the point after the gap needs more waves than the point before it.
+    """Returns whether the point after the gap needs more waves than the point before the gap.
 
-    Returns None if unknown.
+    Returns None if the workload has no known number of blocks.
     """
     before = num_waves(jump.before.workload, explanation.tile, explanation.resident_blocks)
     after = num_waves(jump.after.workload, explanation.tile, explanation.resident_blocks)
@@ -278,7 +277,8 @@ def _common(
 ) -> CommonCliff | None:
     """Returns the common cliff at one pair of sizes; None if the median jump is not significant.
 
-    jumps: (log rise, whether the curve begins a new wave) of each curve.
+    key: axis, family and sizes.
+    jumps: (log rise, whether the curve begins a new wave) for each curve.
     heights: log heights of the cliffs at these sizes, by kind of cause.
     """
     if len(jumps) < _FEWEST_CURVES:
@@ -304,17 +304,17 @@ def _common(
 
 
 def _median_ratio(rises: Sequence[float]) -> tuple[float, int] | None:
-    """Returns (median ratio, number) of log rises; None if there are none."""
+    """Returns the median of log rises as a ratio, and their number; None if there are none."""
     return (exp(float(np.median(rises))), len(rises)) if rises else None
 
 
-# Smallest jump (log time) that is refined, and the largest number of gaps that are returned.
+# Smallest jump in log time that is refined, and maximum number of gaps that `find_gaps` returns.
 _SMALLEST_GAP = log(1.05)
 _MOST_GAPS = 32
 
 
 def find_gaps(jumps: Iterable[Jump]) -> tuple[AxisGap, ...]:
-    """Returns up to 32 gaps with a jump of 5 % or more, the largest first."""
+    """Returns the gaps whose `log_height` is 5 % or more, at most 32 of them, highest first."""
     large = []
     for jump in jumps:
         height = jump.log_height
@@ -325,7 +325,7 @@ def find_gaps(jumps: Iterable[Jump]) -> tuple[AxisGap, ...]:
 
 
 def _gap(jump: Jump) -> AxisGap:
-    """Converts a jump to the `AxisGap` that a sweep bisects."""
+    """Converts a jump to an `AxisGap`, from which a sweep bisects the jump's position."""
     fitted = jump.fitted
     curve = fitted.curve
     i = jump.index

@@ -1,7 +1,7 @@
-"""Finds sizes that run at a lower rate than a nearby better size, and measures the loss.
+"""Finds bad sizes: sizes that run at a lower rate than a better size nearby.
 
-A nearby size is one that is smaller by up to 10 %, or one within a factor of two for dimensions in
-powers of two.
+A size is compared with sizes that are smaller by up to 10 %. For a dimension in powers of two, such
+as tp, it is compared with all sizes within a factor of two. `bad_sizes_on` is the entry point.
 """
 
 from __future__ import annotations
@@ -16,16 +16,15 @@ import numpy as np
 
 from quantbench.analysis.summary import LayerRow, Point, held_of, rows_of, useful_work
 
-#: relative distance within which a user can change a size
+#: largest relative change of a size that a user is expected to accept
 NEAR = 0.10
-#: factor within which a user can change a size in powers of two
+#: the same as a factor, for dimensions in powers of two
 DOUBLE = 2
-# Smallest loss that is reported. The limit is larger for single times without samples, because
-# their repetitions differ by a few per cent.
+# Smallest loss that is reported, as a fraction of the throughput. The second limit applies to times
+# without several samples; it is larger because repetitions of such times differ by a few per cent.
 _SMALLEST_LOSS = 0.03
 _SMALLEST_LOSS_OF_FIGURES = 0.08
-# A larger size counts as free if it takes at most this much longer, relative to the time of the
-# slow size.
+# A larger size counts as free if it takes at most this fraction longer than the slow size.
 _FREE = 0.01
 
 
@@ -35,13 +34,12 @@ class BadSize:
 
     The better size is smaller by up to NEAR, or within a factor of DOUBLE.
 
-    row, better: rows of the slow size and of the better size.
-    loss: throughput lost against the better size, relative to the throughput of the better size.
-    low, high: bounds of the loss, from the intervals of both rows; None for times without samples.
-    up_to: largest value of `axis`, up to NEAR larger than the slow size, that takes at most 1 %
-        longer; None if there is none.
-    culprit, culprit_at_better: the op that loses most time, at the slow size and at the better
-        size.
+    row, better: layer rows at the slow size and at the better size.
+    loss: 1 − rate at the slow size / rate at the better size.
+    low, high: bounds of the loss, from the intervals of both rows; None if a row has single times.
+    up_to: largest size that takes at most 1 % longer than the slow size and is larger by up to
+        NEAR; None if there is none.
+    culprit, culprit_at_better: op that loses most time, at the slow size and at the better size.
     """
 
     axis: str
@@ -61,9 +59,9 @@ class BadSize:
 
 
 def rows_by_dtype(points: Sequence[Point]) -> tuple[LayerRow, ...]:
-    """Returns the rows of the points, separately for each dtype.
+    """Sums the points to layer rows, separately for each dtype.
 
-    A table may hold one shape in several dtypes.
+    A table may contain the same shape in several dtypes, which must not be summed.
     """
     by_dtype: dict[str, list[Point]] = defaultdict(list)
     for point in points:
@@ -74,8 +72,8 @@ def rows_by_dtype(points: Sequence[Point]) -> tuple[LayerRow, ...]:
 def curves_of_rows(rows: Iterable[LayerRow], axis: str) -> tuple[tuple[LayerRow, ...], ...]:
     """Groups rows with the same provider, dtype and other axes into curves along `axis`.
 
-    The rows of a curve are in ascending order of `axis`. Leaves out a row if its ops or their
-    timing modes differ from those of most rows, because an op failed there.
+    The rows of a curve are in ascending order of `axis`. A row is left out if its ops or their
+    timing modes differ from the most frequent ones of the curve, for instance because an op failed.
     """
     curves: dict[tuple[object, ...], list[LayerRow]] = {}
     for row in rows:
@@ -100,10 +98,11 @@ def _ops_and_modes(row: LayerRow) -> tuple[tuple[str, str], ...]:
 def bad_sizes_on(
     curves: Iterable[Sequence[LayerRow]], axis: str, *, doubles: bool = False
 ) -> tuple[BadSize, ...]:
-    """Finds the bad sizes on the curves of `curves_of_rows`, largest loss first.
+    """Finds the bad sizes on curves, largest loss first.
 
-    doubles: whether to compare each size with all sizes within a factor of DOUBLE (tp = 1, 2, 4, 8)
-        instead of only smaller sizes within NEAR. `up_to` is then None.
+    curves: result of `curves_of_rows` for `axis`.
+    doubles: if True, each size is compared with all sizes within a factor of DOUBLE (tp = 1, 2, 4,
+        8), and `up_to` is None. If False, it is compared with smaller sizes within NEAR.
     """
     found: list[BadSize] = []
     for curve in curves:
@@ -138,7 +137,7 @@ def _of_curve(curve: Sequence[LayerRow], axis: str, *, doubles: bool) -> Iterabl
 
 
 def _against(row: LayerRow, better: LayerRow, axis: str, up_to: int | None) -> BadSize | None:
-    """Compares a row with a better row, and returns it as a BadSize.
+    """Returns the bad size that a row shows against a better row.
 
     Returns None if the loss is small or not significant.
     """
@@ -165,7 +164,7 @@ def has_spread(row: LayerRow) -> bool:
 def _culprit(row: LayerRow, better: LayerRow) -> tuple[Point, Point]:
     """Returns the op that loses most time against its rate at the better size.
 
-    The second point is the same op at the better size.
+    Returns two points: the op in `row`, and the same op in `better`.
     """
     there = {point.op: point for point in better.points}
 

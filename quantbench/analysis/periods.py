@@ -1,7 +1,7 @@
-"""Infers tiles, resident blocks and the distance between steps from measured latencies.
+"""Infers tiles and resident blocks from the steps of measured times, one result per curve family.
 
-There is one result per curve family. The results give the tile of points for which no kernel was
-recorded.
+A curve family has the same op, provider and variant. `find_periods` infers the results, and
+`tile_finder` uses them to give a tile to points for which no kernel was recorded.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from quantbench.quantization import cdiv
 from quantbench.units import percent
 from quantbench.workload import Gemm
 
-# Maximum number of curves that are compared with the candidates, and of points of all these curves
-# together. Longer curves than _LONGEST_CURVE are cut, because the work grows with the square of
-# their points.
+# Limits of the curves that are compared with the candidate tiles: maximum number of curves, and
+# maximum number of points on all of them together. Curves of more than _LONGEST_CURVE points are
+# cut, because the work grows with the square of a curve's points.
 _MOST_CURVES = 48
 _MOST_POINTS = 6000
 _LONGEST_CURVE = 256
-# Up to this ratio of a tile's sides, the ratio does not count against the tile.
+# Largest ratio of a tile's sides that does not count against the tile.
 _USUAL_ASPECT = 2.0
-# Minimum number of points of a curve whose steps are explained.
+# A curve needs this many points at close sizes, or more, for its steps to be explained.
 _FEWEST_POINTS = 6
 
 
@@ -55,13 +55,15 @@ _FEWEST_POINTS = 6
 class Period(OfFamily):
     """Tile and waves inferred from the steps of one curve family along `axis`.
 
-    recovered: the explanations found, with their confidence.
+    recovered: result of the search for a tile, with its confidence.
     sm_count: number of SMs of the device.
     num_curves: number of curves that were compared with the candidates.
     spacing, spacing_error: distance between steps in axis units, and its standard error; None if
         the steps are few or uneven.
-    chosen: the explanation that is reported; None if none is clear.
-    declared: block_m and block_n of the tile that a user-defined provider declares.
+    chosen: explanation (tile and resident blocks) that is reported; None if the search has no clear
+        result.
+    declared: block_m and block_n of the tile that a user-defined provider declares; None if there
+        is none.
     """
 
     recovered: Recovered
@@ -79,13 +81,16 @@ class Period(OfFamily):
 
     @property
     def fits_declared(self) -> bool:
-        """Whether the declared tile is among the tiles that fit the steps best."""
+        """Whether the declared tile is among the tiles that fit the steps best.
+
+        If the search has no clear result, these are all plausible tiles.
+        """
         fitting = self.recovered.best if self.clear else self.recovered.plausible
         return self.declared in {explanation.tile for explanation in fitting}
 
     @property
     def sure_words(self) -> str:
-        """Confidence as text: `97 % sure`, or `over 99 % sure` above 99 %."""
+        """Confidence of the search as text: `97 % sure`, or `over 99 % sure` above 99 %."""
         confidence = self.recovered.confidence
         return "over 99 % sure" if confidence > 0.99 else f"{percent(confidence)} sure"
 
@@ -96,23 +101,23 @@ class Period(OfFamily):
 
     @property
     def tile_words(self) -> str:
-        """Description of the chosen explanation (`128x256 tile on 108 SMs`), else ""."""
+        """Description of the chosen explanation (`128x256 tile on 108 SMs`); "" without one."""
         return "" if self.chosen is None else self.words_of(self.chosen)
 
     def words_of(self, explanation: Explanation) -> str:
-        """Describes one of the explanations (see `blocks.tile_words`)."""
+        """Describes an explanation of this family's steps (see `blocks.tile_words`)."""
         return tile_words(explanation.tile, explanation.resident_blocks, self.sm_count)
 
 
 def find_periods(
     fitted: Sequence[FittedCurve], spec: DeviceSpec, declared: Mapping[str, Tile] = {}
 ) -> tuple[Period, ...]:
-    """Infers the period of each family of GEMM curves that has enough close points.
+    """Infers the tile and the waves of each GEMM curve family that has enough close points.
 
-    If a family has curves along several axes, the axis with the largest number of close points is
+    If a family has curves along several axes, only the axis with the most pairs of close points is
     used.
 
-    declared: tiles that user-defined providers declare, by the name of the provider.
+    declared: tiles that user-defined providers declare, by provider id.
     """
     families: dict[Family, dict[str, list[FittedCurve]]] = {}
     for one in fitted:
@@ -129,8 +134,9 @@ def find_periods(
 def _declared_tile(curves: Sequence[FittedCurve], declared: Mapping[str, Tile]) -> Tile | None:
     """Returns block_m and block_n of the tile that a user-defined provider declares.
 
-    Tiles that all points have in their launches come first. Returns None for a tile with split_k,
-    because the search for a tile knows none.
+    If the launches of all points state the same tile, that tile is used. Otherwise the tile in
+    `declared` is used. Returns None for built-in providers, and for a tile with split_k, which the
+    search for a tile does not support.
     """
     provider = curves[0].curve.provider
     if ":" not in provider:
@@ -145,15 +151,15 @@ def _declared_tile(curves: Sequence[FittedCurve], declared: Mapping[str, Tile]) 
 
 
 def _num_close(one: FittedCurve) -> int:
-    """Returns how many neighbours on a curve are close enough to locate a step between."""
+    """Returns the number of gaps on a curve that are small enough to locate a step."""
     return len(one.curve.close_gaps)
 
 
 def _period(curves: Sequence[FittedCurve], spec: DeviceSpec, declared: Tile | None) -> Period:
-    """Infers the period of one family from its curves along one axis."""
+    """Infers the tile and the waves of one family from its curves along one axis."""
     chosen = _choose(curves, spec)
-    # One resident block stands for kernels without waves: kernels on a CPU core, and persistent
-    # kernels that divide the last tiles.
+    # One resident block stands for kernels without waves. These are kernels on a CPU core, and
+    # persistent kernels that divide the last tiles among all blocks.
     resident = [1]
     sides: tuple[int, ...] = CPU_BLOCK_SIDES
     if spec.kind != "cpu":
@@ -181,13 +187,15 @@ def _period(curves: Sequence[FittedCurve], spec: DeviceSpec, declared: Tile | No
 
 
 def _products(curve: Curve) -> list[Gemm]:
+    """Returns the GEMMs of a curve, by point."""
     return [point.workload for point in curve.points if isinstance(point.workload, Gemm)]
 
 
 def _choose(curves: Sequence[FittedCurve], spec: DeviceSpec) -> list[FittedCurve]:
-    """Cuts long curves into parts and selects parts at even intervals.
+    """Selects the curves to compare with the candidates, within the limits above.
 
-    Only compute-bound parts are selected if there are any, because a memory bound hides the waves.
+    Long curves are cut into parts, and parts are selected at even intervals. If some parts are
+    compute-bound, only these are selected, because waves do not show in memory-bound times.
     """
     parts = []
     bound = []
@@ -207,10 +215,10 @@ def _choose(curves: Sequence[FittedCurve], spec: DeviceSpec) -> list[FittedCurve
 
 
 def _plausibility(explanation: Explanation, spec: DeviceSpec) -> tuple[float, ...]:
-    """Returns a sort key that selects one of several equivalent explanations.
+    """Returns a sort key by which one of several equivalent explanations is selected.
 
-    It prefers, in this order: few blocks per SM, sides that are powers of two, an aspect ratio of
-    at most two, and a size near the device's assumed tile.
+    The preference is, in this order: few blocks per SM, sides that are powers of two, an aspect
+    ratio of at most two, and sides near those of the device's assumed tile.
     """
     assumed = assumed_tile(spec)
     m = explanation.block_m
@@ -224,15 +232,16 @@ def _plausibility(explanation: Explanation, spec: DeviceSpec) -> tuple[float, ..
 
 
 def _spacing(curves: Sequence[FittedCurve]) -> tuple[float | None, float | None]:
-    """Returns the mean distance between the steps of one curve, and its standard error.
+    """Returns the mean distance between steps in axis units, and its standard error.
 
-    The curve with the most steps is used. A step that was missed leaves a gap of several distances,
-    which is counted as several. Returns (None, None) if the steps are fewer than three or uneven.
+    The curve with the most steps is used. Where a step was missed, two neighbouring steps are
+    counted as several distances apart. Returns (None, None) if the curve has fewer than three
+    steps, or if they are uneven.
     """
     best = np.zeros(0)
     for one in curves:
         middles = np.convolve(one.curve.sizes, [0.5, 0.5], "valid")
-        # Only rises of more than four standard errors count as steps (as for cliffs).
+        # Only rises of more than four standard errors count as steps, as in `jumps.Jump.cliff`.
         rises = [b.index for b in one.fit.breaks if b.log_jump > 4 * b.standard_error]
         places = middles[np.array(rises, dtype=np.intp)]
         best = max(best, places, key=len)
@@ -242,7 +251,7 @@ def _spacing(curves: Sequence[FittedCurve]) -> tuple[float | None, float | None]
     number = np.append(0.0, np.cumsum(np.maximum(1, np.round(apart / np.median(apart)))))
     slope, offset = np.polyfit(number, best, 1)
     scatter = float(np.std(best - slope * number - offset, ddof=2))
-    # The steps are uneven if they scatter by more than half of their distance.
+    # The steps are uneven if they scatter by more than half of the mean distance.
     if scatter > slope / 2:
         return None, None
     return float(slope), scatter / float(np.sqrt(((number - number.mean()) ** 2).sum()))
@@ -257,18 +266,25 @@ def tile_finder(
 ) -> TileOf:
     """Returns a function that maps a point to its tile.
 
-    The tile is the recorded one, else the declared one, else the one inferred from the steps of the
-    point's family, else the assumed one. The function returns None if the measured steps contradict
-    the assumed tile. It also returns None for a loop of one GEMM per expert, because the GEMMs run
-    one after the other and share no waves.
+    The first available tile is used, in this order:
+    1. the tile of the recorded launch;
+    2. the tile that a user-defined provider declares. If the steps confirm this tile, the result
+       inferred from the steps is used, because it includes the number of resident blocks;
+    3. the tile inferred from the steps of the point's family;
+    4. the tile assumed for the device.
 
-    declared: tiles that user-defined providers declare, by the name of the provider.
+    The function returns None if the measured steps contradict the assumed tile. It also returns
+    None for a loop of one GEMM per expert, whose GEMMs run one after the other and share no waves.
+
+    periods: result of `find_periods` on the run.
+    declared: tiles that user-defined providers declare, by provider id.
     """
     one_core = spec.kind == "cpu"
     by_family = {period.family: period for period in periods}
 
     @cache
     def without_launch(family: Family, dtype: str) -> TileInUse | None:
+        """Returns the inferred tile, else the assumed tile if the steps allow it, else None."""
         period = by_family.get(family)
         used = tile_in_use(spec, dtype, None)
         if period is None:
@@ -285,6 +301,7 @@ def tile_finder(
         return used if plausible else None
 
     def tile_of(point: Point) -> TileInUse | None:
+        """Returns the tile of a point in the order above."""
         if point.provider in UNPADDED:
             return None
         dtype = point.workload.dtype

@@ -1,8 +1,8 @@
-"""Finds pairs of measurements that test a rule of thumb.
+"""Finds pairs of measurements that test a rule of thumb, for the verdicts of `rules`.
 
-One measurement of a pair keeps the rule, the other breaks it, and everything else is similar. The
-effect is the ratio of their times per unit of useful work, broken over kept: above 1, the rule
-helps.
+One measurement of a pair keeps the rule and the other breaks it, while everything else is similar.
+The effect of the rule is cost(rule broken) / cost(rule kept), where cost is the time per unit of
+useful work. An effect above 1 means that the rule helps.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from quantbench.sweep.sizes import LINEAR_OPS
 from quantbench.units import dashed
 from quantbench.workload import Gemm, Softmax
 
-# A size at the end of a range has neighbours on one side only. It is used if its neighbour is
-# within this distance, in log size, because the trend then hardly matters.
+# A size at the end of a range has neighbours on one side only, so the trend does not cancel. Such a
+# size is used only if its neighbour is within this distance in log size, where the trend is small.
 _VERY_NEAR = 0.02
-# A last wave counts as whole if at least this fraction of it is occupied.
+# A last wave counts as full if it fills at least this fraction of the resident blocks.
 _WHOLE = 0.9
 
-#: provider of the unfused softmax, which Megatron runs if its fused kernel does not support the
-#: shape
+#: provider of the unfused softmax; Megatron-LM runs this fallback if its fused kernel does not
+#: support the shape
 FALLBACK = "torch.eager"
 
 
@@ -52,7 +52,8 @@ class RulePair:
     """A measurement that keeps a rule, compared with measurements that break it.
 
     keys: keys of all records that were compared.
-    log_effect: log ratio of the times per unit of useful work, broken over kept.
+    log_effect: log of the effect: log cost with the rule broken − log cost with the rule kept. Cost
+        is the time per unit of useful work.
     standard_error: standard error of log_effect.
     predicted: log_effect computed from tiles and waves alone; None if a tile is unknown.
     """
@@ -65,7 +66,7 @@ class RulePair:
 
 @dataclass(frozen=True)
 class Material:
-    """The points and fitted curves of a run, which the pair finders search.
+    """The points and fitted curves of a run, in which the pair finders search.
 
     tile_of: function that maps a point to its tile (see `periods.tile_finder`).
     """
@@ -81,7 +82,7 @@ class Material:
 
     @cached_property
     def _sigma(self) -> dict[int, float]:
-        """Standard error of the log time of each point on a curve, by the id of the point."""
+        """Standard error of each point's log time, by Python id, for points on curves."""
         found: dict[int, float] = {}
         for one in self.fitted:
             found.update(zip(map(id, one.curve.points), one.sigma.tolist(), strict=True))
@@ -90,7 +91,7 @@ class Material:
     def sigma(self, point: Point) -> float:
         """Returns the standard error of a point's log time.
 
-        For a point on no curve it comes from the samples of the point alone.
+        If the point is on no curve, the standard error is computed from the point's samples alone.
         """
         own = MEDIAN_FACTOR * point.noise / float(np.sqrt(point.num_samples))
         return self._sigma.get(id(point), max(own, LEAST_ERROR))
@@ -116,17 +117,18 @@ def multiples(
     ops: Sequence[str] = (),
     size_of: Callable[[Point], int] | None = None,
 ) -> PairsOrReason:
-    """Compares multiples of `divisor` with the nearest other sizes on both sides.
+    """Compares each multiple of `divisor` with the nearest smaller and larger non-multiples.
 
-    The comparison with both sides cancels the trend along the axis.
+    The mean over both sides cancels the trend along the axis.
 
     divisor: number, or function that returns the number for a device.
-    alike: divisors that must divide both sizes or neither of them, so that related rules do not
-        interfere.
-    same_padding: whether head_dim or columns of both sizes must be padded to the same size.
-    ops: names of the ops to use; empty for all ops.
-    size_of: function that returns the size that must be a multiple, and 0 for a point without such
-        a size. With None, the size is the point's value on the axis.
+    alike: further divisors. Each must divide all compared sizes or none, so that related rules do
+        not interfere.
+    same_padding: whether the kernel must pad head_dim or columns of all compared points to the same
+        size.
+    ops: names of the forward ops to use, together with their gradients; default all ops.
+    size_of: function that maps a point to the size that the rule is about, or to 0 if the point has
+        no such size, so that its curve is skipped; default the point's value on the axis.
     """
     by = divisor if isinstance(divisor, int) else divisor(material.spec)
     reason = f"no curve along {dashed(axis)}"
@@ -156,7 +158,7 @@ def multiples(
 
 @dataclass(frozen=True)
 class _Sized:
-    """A point and the size that a rule on multiples applies to."""
+    """A point, and the size of this point that a rule on multiples is about."""
 
     size: int
     point: Point
@@ -171,8 +173,11 @@ def _nearest(
 ) -> _Sized | None:
     """Returns the first of `others` that breaks the rule and is otherwise like `kept`.
 
-    The size must be within COARSE of the size that keeps the rule. The other arguments are those of
-    `multiples`.
+    Returns None if there is none within COARSE, in log size.
+
+    others: points on one side of `kept`, nearest first.
+    by: divisor of the rule.
+    alike, same_padding: see `multiples`.
     """
     pads = padded(kept.point.workload) if same_padding else None
     for other in takewhile(lambda one: kept.away(one) <= COARSE, others):
@@ -186,7 +191,7 @@ def _nearest(
 
 
 def _pair(kept: Point, broken: Sequence[Point], material: Material) -> RulePair:
-    """Compares the geometric mean of the costs of the points that break the rule with `kept`."""
+    """Compares the point that keeps the rule with the geometric mean of those that break it."""
     effect = float(np.mean(list(map(log_cost, broken))) - log_cost(kept))
     error = sqrt(sum(material.sigma(point) ** 2 for point in broken)) / len(broken)
     predicted = None
@@ -200,9 +205,10 @@ def _pair(kept: Point, broken: Sequence[Point], material: Material) -> RulePair:
 
 
 def _log_slots(point: Point, used: TileInUse | None) -> float | None:
-    """Returns log(elements that all waves have room for / elements of the output) of a GEMM.
+    """Returns the log of a GEMM's cost by wave quantization, relative to no padding or idle SMs.
 
-    Returns None for other workloads, and if the tile is unknown or only assumed.
+    The cost is (output elements that all waves have room for) / (elements of the output). Returns
+    None for other workloads, and if the tile is unknown or only assumed.
     """
     if used is None or used.source == "assumed" or not isinstance(point.workload, Gemm):
         return None
@@ -212,7 +218,7 @@ def _log_slots(point: Point, used: TileInUse | None) -> float | None:
 
 
 def halves(material: Material, axis: str) -> PairsOrReason:
-    """Compares compute-bound GEMMs at half a size with GEMMs at the full size along `axis`."""
+    """Compares GEMMs at each size along `axis` with compute-bound GEMMs at half that size."""
     pairs = []
     for one in material.along(axis):
         at = dict(zip(one.curve.sizes, one.curve.points, strict=True))
@@ -226,9 +232,10 @@ def halves(material: Material, axis: str) -> PairsOrReason:
 
 
 def whole_waves(material: Material) -> PairsOrReason:
-    """Pairs neighbours that run the same tile and differ by a wave.
+    """Compares neighbouring sizes of a curve that run the same tile and differ in their waves.
 
-    The smaller one fills its last wave to at least 90 %. The larger one begins another wave.
+    The smaller size keeps the rule: it fills its last wave to at least 90 %. The larger size breaks
+    the rule: it begins another wave.
     """
     pairs = []
     reason = "the tile is not known: no kernel was recorded, and the steps do not identify one"
@@ -246,7 +253,10 @@ def whole_waves(material: Material) -> PairsOrReason:
 def _ends_a_wave(
     before: Point, used: TileInUse | None, after: Point, used_after: TileInUse | None
 ) -> bool:
-    """Returns whether the first point fills its last wave and the second point needs one more."""
+    """Returns whether `before` fills its last wave and `after` needs another wave.
+
+    used, used_after: tiles of the two points. They must be equal, and not only assumed.
+    """
     if used is None or used_after is None or used.source == "assumed" or not used.waves:
         return False
     if (used.tile, used.resident_blocks) != (used_after.tile, used_after.resident_blocks):
@@ -262,9 +272,9 @@ def _ends_a_wave(
 
 
 def _loads_in_full(point: Point) -> bool:
-    """Returns whether the rows of a point are aligned to 16 bytes.
+    """Returns whether a point's rows are aligned to 16 bytes.
 
-    Other rows need another kernel. Alignment to cache lines matters less.
+    Rows without this alignment need a different kernel.
     """
     return (row_alignment_bytes(point.workload) or 0) >= 16
 
@@ -272,13 +282,16 @@ def _loads_in_full(point: Point) -> bool:
 def fallbacks(
     material: Material, breaks: Callable[[Softmax], bool], *, same: Sequence[str], what: str
 ) -> PairsOrReason:
-    """Compares fallback softmaxes that break a rule with the nearest softmax that Megatron fuses.
+    """Compares each fallback softmax that breaks a rule with the nearest fused softmax.
+
+    The fallback is the unfused softmax that Megatron-LM runs where its fused kernel does not
+    support the shape. The nearest softmax is the one with the most similar number of elements.
 
     breaks: function that returns whether a softmax breaks the rule.
     same: names of the fields that must be equal in a pair.
-    what: description of the sizes that break the rule.
+    what: description, for messages, of the sizes that break the rule.
     """
-    # Fused softmaxes, grouped by the properties that a pair must share.
+    # Softmaxes of the fused kernel, by the properties in which the two points of a pair must agree.
     kept: dict[tuple[object, ...], list[tuple[Point, Softmax]]] = defaultdict(list)
     broken: list[tuple[Point, Softmax]] = []
     reason = "no softmax was measured"
@@ -307,7 +320,7 @@ def fallbacks(
 
 
 def _fused(work: Softmax) -> bool:
-    """Returns whether Megatron's fused kernel supports a softmax."""
+    """Returns whether Megatron-LM's fused kernel supports a softmax."""
     heads = work.batch // work.mask_batch
     return megatron_fused_available(
         sq=work.rows,
@@ -320,17 +333,20 @@ def _fused(work: Softmax) -> bool:
 
 
 def first_of(material: Material, finders: Sequence[PairFinder]) -> PairsOrReason:
-    """Returns the pairs of the first finder that has any, else the reason of the first finder."""
+    """Returns the pairs from the first finder that finds some.
+
+    If no finder finds pairs, returns the reason that the first finder gives.
+    """
     results = [finder(material) for finder in finders]
     return next(filter(lambda found: not isinstance(found, str), results), results[0])
 
 
 @dataclass(frozen=True)
 class _Layer:
-    """Sum of the ops of a layer at one grid point.
+    """Sum over the ops of a layer at one grid point.
 
-    keys: keys of the records of the ops.
-    log_cost: log of the time per unit of useful work.
+    keys: record keys of the ops.
+    log_cost: log of the layer's time per unit of useful work.
     sigma: standard error of log_cost.
     """
 
@@ -340,11 +356,11 @@ class _Layer:
 
 
 def _layers(material: Material, axis: str) -> list[dict[int, _Layer]]:
-    """Returns whole layers by their value of `axis`.
+    """Returns whole layers by their value of `axis`, in one mapping per setting of the other axes.
 
-    There is one mapping for each setting of the other axes. Each op is taken from its fastest
-    provider. Only ops that were measured at every value in one timing mode are summed. A setting
-    whose summed ops include no linear op is skipped.
+    Each op is taken from its fastest provider. An op is summed only if it was measured at every
+    value of the axis, always in the same timing mode. A setting without a linear op among the
+    summed ops is skipped.
     """
     groups: dict[tuple[object, ...], dict[int, dict[str, Point]]] = defaultdict(
         lambda: defaultdict(dict)
@@ -372,7 +388,7 @@ def _layers(material: Material, axis: str) -> list[dict[int, _Layer]]:
 
 
 def _layer(points: Sequence[Point], material: Material) -> _Layer:
-    """Sums the ops of one layer."""
+    """Sums the ops of one layer, given as one point per op."""
     total_us = sum(point.total_us for point in points)
     work = sum(useful_work(point.workload) * point.count for point in points)
     error = sqrt(sum((point.total_us * material.sigma(point)) ** 2 for point in points)) / total_us
@@ -382,7 +398,8 @@ def _layer(points: Sequence[Point], material: Material) -> _Layer:
 def best_value(material: Material, axis: str, value: int) -> PairsOrReason:
     """Compares whole layers at `value` of `axis` with layers at the best other value.
 
-    The best other value is the one that is fastest on average.
+    The best other value has the lowest cost relative to `value`, on average over all settings of
+    the other axes.
     """
     by_rival: dict[int, list[RulePair]] = defaultdict(list)
     for layers in _layers(material, axis):

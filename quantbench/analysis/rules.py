@@ -1,8 +1,9 @@
 """Tests rules of thumb for transformer shapes against measurements.
 
-The rules come from BigScience's notes on sizing BLOOM and from Megatron-LM's code, except those
-that one GPU cannot test. Each rule has the shapes to measure and the search for the pairs of
-measurements that test it.
+`judge_all` gives a verdict on each rule in `RULES`. A rule comes with its sources, the shapes to
+measure, and the function that finds the pairs of measurements that test it (see `rule_pairs`). The
+sources are BigScience's notes on sizing BLOOM, NVIDIA's guide to matmuls, and the code of
+Megatron-LM, Apex and DeepGEMM. Rules that need more than one GPU are left out.
 """
 
 from __future__ import annotations
@@ -40,26 +41,26 @@ from quantbench.sweep.sizes import GROUPED_OPS, LINEAR_OPS
 from quantbench.units import counted
 from quantbench.workload import Softmax
 
-#: smallest relative effect that makes a rule worth following
+#: smallest relative gain that makes a rule worth following
 MARGIN = 0.01
 _SMALLEST_EFFECT = log(1 + MARGIN)
 # Minimum number of pairs for which the median has a distribution-free interval.
 _MANY = 6
-# Pairs are inconsistent if the standard deviation of their effects is more than this many times the
-# root mean square of their standard errors.
+# The effects of pairs are inconsistent if their standard deviation is more than this many times the
+# root mean square of the pairs' standard errors.
 _INCONSISTENT = 2.0
-# Largest number of record keys that a verdict keeps as evidence. There may be thousands.
+# Maximum number of record keys that a verdict keeps as evidence, because there may be thousands.
 _MOST_EVIDENCE = 200
 
 
 def verdict_on(rule: RuleOfThumb, found: PairsOrReason) -> Verdict:
     """Returns the verdict on one rule.
 
-    The verdict is CONFIRMED if the whole interval of the effect is above 1 + MARGIN, REFUTED if the
-    whole interval is below, and INCONCLUSIVE otherwise. The verdict is NOT TESTED if there are no
-    pairs.
+    The verdict is CONFIRMED if the whole 95 % interval of the effect is above 1 + MARGIN, REFUTED
+    if the whole interval is below 1 + MARGIN, and INCONCLUSIVE otherwise. Without pairs, the
+    verdict is NOT TESTED.
 
-    found: pairs that test the rule, or the reason why there are none.
+    found: pairs that test the rule, or the reason why there are no pairs.
     """
     if isinstance(found, str):
         return Verdict(rule.id, rule.statement, rule.claim, "NOT TESTED", reason=found)
@@ -91,12 +92,14 @@ def verdict_on(rule: RuleOfThumb, found: PairsOrReason) -> Verdict:
 
 
 def _interval(pairs: Sequence[RulePair]) -> tuple[float, float, float]:
-    """Returns the center and the 95 % interval of the log effects.
+    """Returns the center, the lower bound and the upper bound of the pairs' log effects, at 95 %.
 
-    - Six or more pairs: the median, with order statistics.
-    - Fewer pairs: the mean, with standard errors.
-    - Fewer pairs that scatter beyond their errors: the span of all their intervals if these agree
-      on whether the effect exceeds MARGIN, else an interval from the scatter (Student's t).
+    With six or more pairs, the center is the median, and its interval comes from order statistics.
+
+    With fewer pairs, the center is the mean, and its interval comes from the standard errors. If
+    the effects are inconsistent (see _INCONSISTENT), the interval is wider. It spans the intervals
+    of all pairs if these agree on whether the effect exceeds MARGIN. Otherwise it comes from the
+    scatter, by Student's t.
     """
     effects = np.array([pair.log_effect for pair in pairs])
     errors = np.array([pair.standard_error for pair in pairs])
@@ -105,7 +108,8 @@ def _interval(pairs: Sequence[RulePair]) -> tuple[float, float, float]:
     if len(pairs) >= _MANY:
         interval = median_interval(effects)
         middle = float(np.median(effects))
-        # Order statistics of equal effects would have zero width.
+        # The interval is at least as wide as the standard errors require, because order statistics
+        # of equal effects would give an interval of zero width.
         return middle, min(interval.low, middle - reach), max(interval.high, middle + reach)
     mean = float(effects.mean())
     if len(pairs) > 1:
@@ -130,7 +134,7 @@ _LAYER_OPS = ("qkv", "attention", "proj", "mlp_up", "mlp_down")
 
 @dataclass(frozen=True)
 class Experiment:
-    """A sweep that measures the points that test one rule.
+    """A sweep that measures the points for testing one rule.
 
     dims: axes with their values (`hidden=1024,2048`).
     held: values of all other dimensions.
@@ -145,10 +149,11 @@ class Experiment:
 class RuleOfThumb(Rule):
     """A rule of thumb and how to test it.
 
-    find: function that finds the pairs that test the rule in a run.
-    plan: the experiment that measures such pairs, or a function that returns it for a device.
-    gpu_only: whether the rule is about tensor cores, SMs or CUDA kernels. Such a rule is not tested
-        on a CPU.
+    find: function that finds pairs for testing the rule in a run.
+    plan: experiment that measures such pairs, or a function that returns the experiment for a
+        device.
+    gpu_only: whether the rule is about tensor cores, SMs, waves or CUDA kernels. Such a rule is not
+        tested on a CPU.
     """
 
     find: PairFinder
@@ -175,7 +180,10 @@ class RuleOfThumb(Rule):
 
 
 def _around_each(held: Held, axis: str, bases: Sequence[int], offsets: Sequence[int]) -> Experiment:
-    """Builds an experiment over all values base + offset of one axis: `hidden=1984,2048,2112`."""
+    """Builds an experiment over all values base + offset of one axis: `hidden=1984,2048,2112`.
+
+    held: values of all other dimensions.
+    """
     values = set(starmap(add, product(bases, offsets)))
     return Experiment((f"{axis}={','.join(map(str, sorted(values)))}",), held)
 
@@ -189,12 +197,12 @@ _VOCABULARIES = (32000, 50304, 128256)
 _EXPERTS = Held(
     hidden=2048, experts=8, top_k=2, moe_ffn=2048, vocab=32000, seq=2048, ops=GROUPED_OPS
 )
-# Each expert gets a quarter of the tokens as rows.
+# With 8 experts and top_k = 2, each expert gets a quarter of the tokens as rows.
 _TOKENS = (512, 1024, 2048, 4096)
 
 
 def _hidden_sm_count(spec: DeviceSpec) -> Experiment:
-    """Builds an experiment around up to five multiples of both the SM count and 64."""
+    """Builds an experiment around up to five common multiples of the SM count and 64."""
     step = lcm(spec.sm_count, 64)
     bases = [step * i for i in range(1, 9) if 1024 <= step * i <= 12288][:5]
     return _around_each(_LINEAR, "hidden", bases, (-128, 0, 128))
@@ -214,12 +222,13 @@ def _layer(spec: DeviceSpec, dim: str) -> Experiment:
     return Experiment((dim,), held)
 
 
-# Compares grouped GEMMs and MoE layers by the rows per expert, which the number of tokens
-# determines.
+# Pair finder for rules on the rows per expert of grouped GEMMs and MoE layers. The points lie along
+# the axis tokens, which determines the rows per expert.
 _multiples_of_rows = partial(multiples, axis="tokens", ops=(*GROUPED_OPS, "moe"), size_of=rows_of)
 
 
 def _breaks_only_batches_per_block(work: Softmax) -> bool:
+    """Returns whether a softmax keeps the rule heads-mbs-4 but breaks batches-per-block."""
     return work.batch % 4 == 0 and work.batch % batches_per_block(work.cols) != 0
 
 
@@ -380,8 +389,8 @@ RULES: tuple[RuleOfThumb, ...] = (
         "no wave runs nearly empty",
         _MATRIX_GUIDE,
         whole_waves,
-        # With a small m and small steps of n, some size fills the last wave to 90 % or more for any
-        # tile.
+        # m is small and n grows in small steps, so that for any tile the sweep contains a size that
+        # fills its last wave to 90 % or more.
         Experiment(("n=4096:16384:256@edges",), Held(m=512, k=4096, layout="nt")),
     ),
     RuleOfThumb(
@@ -425,7 +434,10 @@ def rule_named(name: str) -> RuleOfThumb:
 
 
 def judge_all(material: Material, rules: Sequence[RuleOfThumb] = RULES) -> tuple[Verdict, ...]:
-    """Returns a verdict on each rule. Rules about GPUs are NOT TESTED on a run of a CPU."""
+    """Returns a verdict on each rule. On a CPU, rules about GPUs are NOT TESTED.
+
+    material: points and curves of the run.
+    """
     verdicts = []
     for rule in rules:
         found = rule.find(material) if rule.applies_to(material.spec) else _ONLY_GPUS
@@ -436,8 +448,8 @@ def judge_all(material: Material, rules: Sequence[RuleOfThumb] = RULES) -> tuple
 def untested_lines(verdicts: Sequence[Verdict], spec: DeviceSpec) -> list[str]:
     """Describes the untested rules in up to two lines.
 
-    The first line names the rules that this device could test. The second line counts the GPU rules
-    on a CPU.
+    The first line names the rules that can be tested on this device. If the device is a CPU, the
+    second line counts the rules about GPUs.
     """
     own = {}
     gpu_rules = 0

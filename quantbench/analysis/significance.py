@@ -1,6 +1,8 @@
-"""Tests whether two sets of times differ by more than a tolerance.
+"""Tests whether two sets of times differ by more than a tolerance, and estimates a run's noise.
 
-Also estimates the noise and drift of a run from its reference points.
+The noise comes from reference points, which are measured again and again during a run. `compare`
+uses the test (`rank_test`) and the noise and drift of two runs (`wander`). `curves` uses the noise
+of one run.
 """
 
 from __future__ import annotations
@@ -18,22 +20,23 @@ from quantbench.store.record import Measured, Record
 
 FloatArray = npt.NDArray[np.float64]
 
-# Maximum number of samples, of both sides together, for which the exact distribution of the rank
-# sum is used. Beyond, the normal approximation is as good, and it is conservative in its far tails.
+# Maximum number of samples, both sides together, for which the exact distribution of the rank sum
+# is used. With more samples, the normal approximation is as good, and conservative in its far
+# tails.
 _EXACT_UP_TO = 60
-# Larger samples are reduced to this many quantiles before the pairwise ratios are computed. The
-# interval moves by less than one rank.
+# If a side has more samples than this, it is reduced to this many quantiles before the pairwise
+# ratios are computed. The interval moves by less than one rank.
 _MOST_RANKS = 400
 
 
 @dataclass(frozen=True)
 class RatioTest:
-    """Result of a test of the times of b against the times of a.
+    """Result of testing the times of side b against the times of side a.
 
-    ratio: median of all pairwise ratios of a time of b to a time of a.
+    ratio: median of b's times / a's times, over all pairs of samples.
     low, high: 95 % interval of the ratio; None if there are too few samples.
-    p: two-sided p-value for "the times differ by more than the tolerance"; 1 if there are too few
-        samples.
+    p: two-sided p-value; a small value means that the times differ by more than the tolerance. It
+        is 1 if there are too few samples.
     """
 
     ratio: float
@@ -45,13 +48,13 @@ class RatioTest:
 def rank_test(
     a_us: Sequence[float], b_us: Sequence[float], tolerance: float, unsure: float = 0.0
 ) -> RatioTest:
-    """Tests whether the times of b and a differ by more than a tolerance.
+    """Tests whether the times of sides a and b differ by more than a tolerance (Mann-Whitney test).
 
     a_us, b_us: samples of the two sides, in µs.
     tolerance: relative change that is allowed. With 0.01, times differ if their ratio is over 1.01
         or under 1/1.01.
-    unsure: relative half-width of an error that all times of one side share, such as the error of
-        their mean clock.
+    unsure: relative half-width of an error that all samples of a side share, such as the error of
+        their mean clock. It widens the interval and the tolerance.
 
     >>> a_us = [10.0, 10.1, 9.9, 10.2, 9.8, 10.05]
     >>> b_us = [12.0, 12.1, 11.9, 12.2, 11.8, 12.05]
@@ -72,10 +75,10 @@ def rank_test(
 
 
 def holm(p_values: Sequence[float]) -> tuple[float, ...]:
-    """Returns Holm's adjusted p-values.
+    """Returns Holm's adjusted p-values, which correct for the number of tests.
 
-    Rejecting the hypotheses whose adjusted p-value is below α limits the probability of any false
-    claim to α.
+    If a change is reported for each test with an adjusted p-value below α, the probability of any
+    false report is at most α.
 
     >>> holm([0.01, 0.04, 0.03])
     (0.03, 0.06, 0.06)
@@ -89,14 +92,14 @@ def holm(p_values: Sequence[float]) -> tuple[float, ...]:
 
 
 def _p_greater(large: FloatArray, small: FloatArray) -> float:
-    """Returns the one-sided p-value for "`large` is greater than `small`"."""
+    """Returns the one-sided p-value; a small value means that `large` is greater than `small`."""
     from scipy.stats import mannwhitneyu
 
     both = np.concatenate((large, small))
     exact = both.size <= _EXACT_UP_TO and np.unique(both).size == both.size
     method = "exact" if exact else "asymptotic"
     result = mannwhitneyu(large, small, alternative="greater", method=method)
-    # If all values are equal, the test returns nan, which is no evidence.
+    # If all values are equal, the test returns NaN, and there is no evidence for a difference.
     return 1.0 if np.isnan(result.pvalue) else float(result.pvalue)
 
 
@@ -109,8 +112,8 @@ def _ratio_interval(a: FloatArray, b: FloatArray) -> tuple[float, float | None, 
     ratios = np.sort((_thinned(b)[:, None] / _thinned(a)[None, :]).ravel())
     ratio = float(np.median(ratios))
     z = normal_quantile()
-    # Rank, among all pairwise ratios, of the lower end of the interval (inversion of the rank
-    # test).
+    # Rank of the interval's lower bound among all pairwise ratios. Inverting the rank test gives
+    # it.
     rank = int(pairs / 2 - z * (pairs * (a.size + b.size + 1) / 12) ** 0.5)
     if rank < 1:
         return ratio, None, None
@@ -127,7 +130,7 @@ def _thinned(samples: FloatArray) -> FloatArray:
     return thinned
 
 
-# Minimum number of repetitions from which the noise of a reference point is estimated.
+# Minimum number of measurements of reference points from which their noise is estimated.
 _FEWEST = 4
 
 
@@ -136,11 +139,11 @@ class Wander:
     """Noise and drift of the reference points in two runs.
 
     repeats_a, repeats_b: number of measurements of reference points in each run.
-    noise_a, noise_b: relative standard deviation of the medians of each run. If either run has too
-        few repetitions, both values are estimated from the two runs together. They are None if no
-        reference point is repeated.
-    allowance: relative change that the largest change among all compared points stays below, with
-        95 % probability, if nothing changed.
+    noise_a, noise_b: relative standard deviation of a reference point's median time between
+        repetitions, in each run. If either run has too few repetitions, both are estimated from the
+        two runs together. A value is None if it cannot be estimated.
+    allowance: largest relative change that noise alone explains. If nothing changed, the changes of
+        all compared points stay below it with 95 % probability.
     shift: ratio b / a of the reference times; None if the runs have no common reference point.
     """
 
@@ -155,7 +158,7 @@ class Wander:
 def wander(a: Run, b: Run, points: int) -> Wander:
     """Computes the noise and drift of the reference points in two runs.
 
-    points: number of points that are compared.
+    points: number of points that the comparison of the runs covers.
     """
     of_a = reference_medians(a.records)
     of_b = reference_medians(b.records)
@@ -165,8 +168,9 @@ def wander(a: Run, b: Run, points: int) -> Wander:
     common = of_a.keys() & of_b.keys()
     if common:  # a run of several devices has several reference points
         shift = median([median(of_b[key]) / median(of_a[key]) for key in common])
-    # The quantile is that of the largest change among all points (Bonferroni). Few repetitions
-    # determine the noise badly, so Student's t is used for them.
+    # The confidence is raised so that it covers the largest change among all points (Bonferroni's
+    # correction). If there are few repetitions, the noise itself is uncertain, so Student's t
+    # replaces the normal quantile.
     confidence = 1 - (1 - CONFIDENCE) / max(points, 1)
     z = normal_quantile(confidence)
     if noise_a is None or noise_b is None:
@@ -183,9 +187,9 @@ def wander(a: Run, b: Run, points: int) -> Wander:
 
 
 def reference_medians(records: Iterable[Record]) -> dict[str, list[float]]:
-    """Returns the median times of the reference points in µs, by key, in the order of the records.
+    """Returns the median time in µs of each measurement of a reference point, by key.
 
-    A run of several devices has several reference points.
+    The order is that of the records. A run on several devices has several reference points.
     """
     found: dict[str, list[float]] = {}
     for record in records:
@@ -195,9 +199,9 @@ def reference_medians(records: Iterable[Record]) -> dict[str, list[float]]:
 
 
 def pooled_noise(groups: Iterable[Sequence[float]]) -> tuple[float, int]:
-    """Returns the relative standard deviation around the group means, pooled over all groups.
+    """Returns the relative standard deviation around the groups' means, pooled over all groups.
 
-    The second value is its number of degrees of freedom. Returns (0, 0) if no group has more than
+    The second value is the number of degrees of freedom. Returns (0, 0) if no group has more than
     one value.
     """
     freedom = 0
@@ -210,11 +214,12 @@ def pooled_noise(groups: Iterable[Sequence[float]]) -> tuple[float, int]:
 
 
 def reference_noise(medians_us: dict[str, list[float]]) -> float | None:
-    """Returns the relative scatter of the times of each reference point around their median.
+    """Returns the robust relative standard deviation between repetitions of a reference point.
 
-    Returns None if there are too few repetitions.
+    The times of each reference point are compared with the median of that point, and all reference
+    points are pooled. Returns None if there are too few repetitions.
 
-    medians_us: median times in µs, by the key of the reference point.
+    medians_us: result of `reference_medians`.
     """
     ratios: list[float] = []
     for of_key in medians_us.values():

@@ -1,9 +1,13 @@
 """Infers the tile and the number of resident blocks from the steps of curves, without kernel names.
 
+The time of a GEMM forms a staircase over its sizes, because each wave of blocks takes a full step.
+A candidate tile predicts the number of waves at each size. `recover` finds the candidate whose
+waves explain the curves best.
+
 The log time of each curve is modelled as `share · log(waves + overhead)` plus a smooth trend plus
 noise. `share` is an exponent: 0 if the waves do not affect the time, and 1 if the time is
-proportional to waves + overhead. The trend is a Gaussian process that is too slow for steps, so
-only the steps distinguish the candidates.
+proportional to waves + overhead. The trend is a Gaussian process that changes too slowly to follow
+steps, so only the steps distinguish the candidates.
 """
 
 from __future__ import annotations
@@ -24,22 +28,26 @@ from quantbench.workload import Gemm
 Ints = npt.NDArray[np.integer]
 Floats = npt.NDArray[np.float64]
 
-#: tile sides of GPU kernels, in elements (from the names of cuBLAS, CUTLASS and nvjet kernels, and
-#: from our own kernels)
+#: tile sides of GPU kernels, in elements; from the names of cuBLAS, CUTLASS and nvjet kernels, and
+#: from quantbench's own kernels
 BLOCK_SIDES = (16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320)
-#: tile sides of CPU kernels, in elements; their m side is a few rows of registers
+#: tile sides of CPU kernels, in elements; block_m is small, because it counts rows of registers
 CPU_BLOCK_SIDES = (1, 4, 6, 8, 12, 14, 16, 24, 28, 32, 48, 64, 96, 128)
-#: maximum number of output elements of a tile; no kernel keeps more in registers (320×128 is the
-#: largest seen)
+#: maximum number of output elements of a candidate tile; larger tiles do not fit into registers
+#: (320×128 is the largest that was seen)
 _LARGEST_TILE = 256 * 192
-#: maximum number of resident blocks per SM; GEMM kernels use too many registers and too much shared
-#: memory for more
+#: maximum number of resident blocks per SM; the registers and the shared memory that GEMM kernels
+#: use allow no more
 MOST_BLOCKS_PER_SM = 4
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """A tile of block_m × block_n, with the number of blocks that run concurrently."""
+    """A tile and a number of resident blocks, which together predict the waves at every size.
+
+    block_m, block_n: sides of the tile, in output elements.
+    resident_blocks: number of blocks that run concurrently on the device.
+    """
 
     block_m: int
     block_n: int
@@ -56,9 +64,9 @@ class Explanation:
 
 @dataclass(frozen=True)
 class Candidates:
-    """Explanations grouped into classes. The explanations of one class predict the same steps.
+    """Explanations grouped into classes, such that all members of a class predict the same steps.
 
-    waves: number of waves that the first member of each class needs (classes, points).
+    waves: number of waves by the first member of each class (classes, points).
     members: explanations of each class.
     """
 
@@ -75,9 +83,9 @@ def candidates(
     """Lists all explanations with the given tile sides and resident blocks, grouped into classes.
 
     products: GEMMs of each curve. The points of `Candidates.waves` have the same order.
-    sides: possible values of block_m and of block_n.
+    sides: possible values of block_m and of block_n, in elements.
     resident: possible numbers of resident blocks on the device.
-    declared: a further tile.
+    declared: tile that is added to the candidates; default none.
 
     >>> sizes = [[Gemm(m=4096, n=n, k=64) for n in range(256, 4096, 256)]]
     >>> found = candidates(sizes, (128, 256), (108, 216))
@@ -112,12 +120,12 @@ def candidates(
 
 
 def _shape(waves: Ints, ends: Ints) -> npt.NDArray[np.float32]:
-    """Scales each row of waves to 0 … 1 on each curve (rows, points).
+    """Scales wave counts to 0 … 1 on each curve, so that only the shape of the steps remains.
 
-    Rows with the same result have the same steps. The result is in single precision, so that equal
-    shapes have equal bits.
+    The result has the shape (rows, points). It is in single precision, so that rows with the same
+    steps are equal bit for bit.
 
-    waves: numbers of waves (rows, points).
+    waves: numbers of waves, one row per number of resident blocks (rows, points).
     ends: index of the first point after each curve (curves,).
     """
     shapes = np.empty(waves.shape, dtype=np.float32)
@@ -131,39 +139,40 @@ def _shape(waves: Ints, ends: Ints) -> npt.NDArray[np.float32]:
     return shapes
 
 
-# Launch overheads that are tried for each curve, in units of the time of one wave. The one with the
-# smallest misfit is used.
+# Launch overheads that are tried, in units of one wave's time. For each curve and class, the
+# overhead with the smallest misfit is used.
 _OVERHEADS = (0.0, 0.25, 0.5, 1.0, 2.0)
-# Upper limit of the exponent `share`. The time is at most proportional to the waves, with a margin
-# for SM clocks that drop under load.
+# Upper limit of the exponent `share`. The time grows at most in proportion to the waves; 0.05 is a
+# margin for SM clocks that drop under load.
 _MOST_SHARE = 1.05
-# Terms of the Gaussian process of the trend, as (amplitude in log time, length in log size): large
-# slow bends (from memory-bound to compute-bound), and slight faster bends. The level and the
-# elasticity of the trend have wide priors, with the standard deviations below, so that they do not
-# distinguish the candidates.
+# Prior of the trend. It is a Gaussian process with two terms, each given as (amplitude in log time,
+# length in log size): large slow bends, such as from memory-bound to compute-bound, and small
+# faster bends. The level and the elasticity (d log time / d log size) of the trend have wide
+# priors with these standard deviations, so that they do not distinguish the candidates.
 _TREND_BENDS = ((0.5, 2.0), (0.05, 0.5))
 _TREND_LEVEL = 10.0
 _TREND_ELASTICITY = 1.0
-# Smallest probability of the best class for which the result is clear.
+# Minimum probability of the best class for a clear result.
 CONFIDENT = 0.95
-#: fraction of the deviations from the trend that one tile must explain: below the first value no
-#: single tile explains the steps, from the second value on the result can be clear
+#: if the best class explains less than this fraction of the deviations from the trend, no single
+#: tile explains the steps
 EXPLAINS_LITTLE = 0.3
+#: minimum of the same fraction for a clear result
 EXPLAINS_MUCH = 0.4
-# From this many curves on, the confidence is limited to the fraction of bootstrap resamples in
+# With this many curves or more, the confidence is limited to the fraction of bootstrap resamples in
 # which the best class has the smallest misfit.
 _FEWEST_TO_RESAMPLE = 8
 _RESAMPLES = 200
 _RESAMPLE_SEED = 0
-# Smallest improvement of the fit by waves (twice the log likelihood) that is evidence for waves. At
-# a smaller improvement, "no waves" or no verdict is reported.
+# Minimum improvement of the fit by waves, as twice the log likelihood ratio, that is evidence for
+# waves. With a smaller improvement, the verdict is "no waves" or INCONCLUSIVE.
 _LEAST_IMPROVEMENT = 12.0
-# A rival is a class whose likelihood is at least the fraction _RIVAL of that of the best class. At
-# most _MOST_RIVALS rivals are reported.
+# A rival is a class with at least the fraction _RIVAL of the best class's likelihood. At most
+# _MOST_RIVALS rivals are reported.
 _RIVAL = 0.01
 _MOST_RIVALS = 5
-# "no waves" is reported only if waves would have improved the fit by more than this, had they been
-# present, for three in four candidates. Otherwise the curves are too flat or too noisy to tell.
+# "no waves" is reported only if waves, had they been present, would have improved the fit by more
+# than this for three in four candidates. Otherwise the curves are too flat or too noisy to tell.
 _WOULD_SHOW = 100.0
 
 
@@ -172,13 +181,14 @@ class Recovered:
     """Result of `recover`.
 
     verdict: one of `rules.VERDICTS` on the statement "one tile explains the steps".
-    reason: `no waves` or `no single tile` if the statement is refuted, else "".
-    best: explanations of the most likely class. They predict the same steps at the measured sizes.
-    confidence: probability of the best class among all candidates.
-    explained: fraction of the squared deviations from a smooth trend, beyond noise, that the waves
-        of the best class explain.
-    rivals: one explanation of each of the next likely classes, most likely first.
-    plausible: all explanations of the best class and of the rivals.
+    reason: `no waves` or `no single tile` if the verdict is REFUTED, else "".
+    best: all explanations in the most likely class. They predict the same steps at the measured
+        sizes.
+    confidence: probability of the best class among all classes.
+    explained: fraction of the squared deviations from a smooth trend, beyond noise, that waves of
+        the best class explain.
+    rivals: one explanation from each rival class, most likely first.
+    plausible: all explanations in the best class and in the rival classes.
     """
 
     verdict: str
@@ -193,14 +203,15 @@ class Recovered:
 def recover(curves: Sequence[FittedCurve], found: Candidates) -> Recovered:
     """Finds the class of candidates that best explains the curves.
 
-    found: the candidates. The columns of `found.waves` are the points of `curves`, in their order.
+    found: result of `candidates` for the same curves. The columns of `found.waves` are the points
+        of all curves, in order.
     """
     misfit, visible, null, points = _misfits(curves, found.waves)
     total = misfit.sum(axis=0)
     order = np.argsort(total, kind="stable")
     best = int(order[0])
-    # Each curve spends three degrees of freedom: the exponent `share`, and the level and elasticity
-    # of the trend.
+    # The fit of each curve uses three degrees of freedom: the exponent `share`, and the level and
+    # the elasticity of the trend.
     freedom = max(points - 3.0 * len(curves), 1.0)
     # If the residuals of the best class exceed the noise, the likelihood differences are scaled
     # down.
@@ -237,13 +248,13 @@ def recover(curves: Sequence[FittedCurve], found: Candidates) -> Recovered:
 
 
 def _misfits(curves: Sequence[FittedCurve], waves: Ints) -> tuple[Floats, Floats, Floats, int]:
-    """Computes the misfit of every class, as squared residuals over variance.
+    """Computes the misfit of every class, as the sum of squared residuals / variance.
 
     Returns four values:
     - the misfit of each class on each curve (curves, classes);
-    - the improvement of the fit that the waves of each class would bring if they were present, with
-      the exponent `share` = 1 and the first overhead (classes,);
-    - the misfit of the trend alone (curves,);
+    - by how much the waves of each class would improve the fit if they were present with exponent
+      `share` = 1 and without overhead (classes,);
+    - the misfit of the trend without waves (curves,);
     - the number of points.
 
     waves: number of waves of each class at each point (classes, points).
@@ -270,7 +281,11 @@ def _misfits(curves: Sequence[FittedCurve], waves: Ints) -> tuple[Floats, Floats
 
 
 def _whitener(log_size: Floats, sigma: Floats) -> Floats:
-    """Returns the matrix that whitens deviations of a smooth trend plus noise (points, points)."""
+    """Returns the matrix that turns a smooth trend plus noise into white noise (points, points).
+
+    log_size: log sizes of a curve (points,).
+    sigma: standard errors of its log times (points,).
+    """
     u = log_size - log_size.mean()
     apart = u[:, None] - u
     covariance = np.diag(sigma**2) + _TREND_LEVEL**2 + _TREND_ELASTICITY**2 * np.outer(u, u)
@@ -286,7 +301,7 @@ def _share_of_wins(misfit: Floats, best: int) -> float:
     Each resample draws, with replacement, as many curves as were measured.
 
     misfit: misfit of each class on each curve (curves, classes).
-    best: index of a class.
+    best: index of the class with the smallest misfit on all curves.
     """
     rng = np.random.default_rng(_RESAMPLE_SEED)
     times = rng.multinomial(len(misfit), np.full(len(misfit), 1 / len(misfit)), size=_RESAMPLES)

@@ -1,9 +1,12 @@
 """Finds steps in curves by a piecewise linear fit with a penalty on every break.
 
-The log time is modelled as pieces, each a level plus a small slope against the log size, and
-dynamic programming finds the best break positions exactly (Jackson et al., IEEE Signal Processing
-Letters 12, 2005). The slope of a piece has a prior around the local trend, so fit and trend are
-estimated alternately from several initial trends, and the cheapest result is kept.
+`find_pieces` cuts each curve into pieces, and `describe` returns the breaks between them. In a
+piece, the log time is a straight line against the log size. Its slope has a prior around the local
+trend. Dynamic programming finds the best positions of the breaks exactly (Jackson et al., IEEE
+Signal Processing Letters 12, 2005).
+
+The trend itself follows from the slopes of the pieces. The pieces and the trend are therefore
+estimated in turn, from several initial trends, and the result with the lowest cost is kept.
 """
 
 from __future__ import annotations
@@ -22,19 +25,21 @@ Ints = npt.NDArray[np.intp]
 # Initial trends, as elasticities (d log time / d log size): constant time, a mix of overhead and
 # work, proportional time, and quadratic time (attention over its sequence length).
 _FIRST_TRENDS = (0.0, 0.5, 1.0, 2.0)
-# From each initial trend, the pieces and the trend are estimated in turn this many times.
+# Number of rounds from each initial trend. A round estimates the pieces, and then the trend.
 _ROUNDS = 3
-# Prior standard deviation of a piece's slope around the local trend (elasticity).
+# Prior standard deviation of a piece's slope around the local trend, as an elasticity.
 _SLOPE_SPREAD = 0.15
-# Standard deviation of the Gaussian weights that average the trend, in log size (half an octave).
+# The local trend is a Gaussian-weighted mean of slopes. This is the standard deviation of the
+# weights in log size: half an octave.
 _TREND_WIDTH = 0.35
-# Smallest and largest trend, as the elasticities that a workload can have.
+# Smallest and largest trend, as an elasticity. Workloads lie within 0 (constant time) and 2
+# (quadratic time).
 _TREND_RANGE = (-0.2, 2.2)
-# Maximum number of points of a piece. A longer piece is cut by a break of height near 0, which
-# bounds the work on very long curves.
+# Maximum number of points of a piece, which bounds the work on very long curves. A longer piece is
+# cut by a break of height near 0.
 _LONGEST_PIECE = 512
-# A break may also lie where the cost (squared residuals over variance) exceeds that of the best
-# position by at most this (95 % limit of χ² with one degree of freedom).
+# A position is within the 95 % range of a break if its cost exceeds the cost at the best position
+# by at most this. It is the 95 % quantile of χ² with one degree of freedom.
 _SAME_PLACE = 3.84
 
 
@@ -44,7 +49,7 @@ class Break:
 
     log_jump: rise of the log time at the break, beyond the trend.
     standard_error: standard error of log_jump.
-    first, last: range of point indices after which the break lies, with 95 % confidence.
+    first, last: with 95 % confidence, the break lies after a point with an index in this range.
     """
 
     index: int
@@ -58,8 +63,9 @@ class Break:
 class PiecewiseFit:
     """Piecewise fit of one curve.
 
+    breaks: breaks between the pieces, in ascending order.
     levels: fitted log times (points,).
-    trend: elasticity over each gap (points − 1,).
+    trend: trend over each gap between two points, as an elasticity (points − 1,).
     """
 
     breaks: tuple[Break, ...]
@@ -73,10 +79,11 @@ class Pieces:
 
     log_size, log_time, sigma: log sizes, log times and their standard errors (curves, points).
     starts: index of the first point of each piece, one array per curve.
-    trend: elasticity over each gap (curves, points − 1).
-    cost: squared residuals over variance, plus the penalties (curves,).
+    trend: trend over each gap between two points, as an elasticity (curves, points − 1).
+    cost: chi2 plus the penalties of the breaks (curves,).
     freedom: degrees of freedom of the residuals (curves,).
-    chi2: squared residuals over variance (curves,). It is close to `freedom` if sigma is correct.
+    chi2: squared residuals / variance, summed over the points and with the slopes' prior (curves,).
+        It is close to `freedom` if sigma is correct.
     """
 
     log_size: Floats
@@ -90,7 +97,9 @@ class Pieces:
 
 
 def find_pieces(log_size: Floats, log_time: Floats, sigma: Floats) -> Pieces:
-    """Finds the optimal pieces of each curve, in memory proportional to curves × points².
+    """Finds the pieces with the lowest cost on each curve.
+
+    The memory that is needed is proportional to curves × points².
 
     log_size: ascending log sizes (curves, points), or (points,) if all curves have the same sizes.
     log_time, sigma: log times and their standard errors (curves, points).
@@ -100,7 +109,7 @@ def find_pieces(log_size: Floats, log_time: Floats, sigma: Floats) -> Pieces:
     cost = np.full(curves, np.inf)
     starts: list[Ints] = [np.zeros(1, dtype=np.intp)] * curves
     trends = np.zeros((curves, max(0, points - 1)))
-    # Weight of each gap in the trend at each other gap (curves, gaps, gaps).
+    # Weights by which the trend at a gap averages the slopes at all gaps (curves, gaps, gaps).
     gaps = (log_size[:, 1:] + log_size[:, :-1]) / 2
     near = np.exp(-0.5 * ((gaps[:, :, None] - gaps[:, None, :]) / _TREND_WIDTH) ** 2)
     for elasticity in _FIRST_TRENDS if points > 1 else ():
@@ -116,15 +125,15 @@ def find_pieces(log_size: Floats, log_time: Floats, sigma: Floats) -> Pieces:
     flat = _Flat.of(starts, points)
     per_piece = _Sums(log_size, log_time, sigma, trends).cost(flat.curve, flat.start, flat.stop)
     chi2 = np.bincount(flat.curve, per_piece, minlength=curves).astype(np.float64)
-    # A piece of one point leaves no degree of freedom. The prior makes a slope count as half a
-    # parameter.
+    # A piece has a level, which is one parameter. If it has several points, it also has a slope,
+    # which counts as half a parameter because of its prior.
     parameters = np.where(flat.stop - flat.start > 1, 1.5, 1.0)
     spent = np.bincount(flat.curve, parameters, minlength=curves).astype(np.float64)
     return Pieces(log_size, log_time, sigma, tuple(starts), trends, cost, points - spent, chi2)
 
 
 def describe(pieces: Pieces) -> tuple[PiecewiseFit, ...]:
-    """Returns the breaks, levels and trend of each curve.
+    """Converts pieces to a fit of each curve, with its breaks, levels and trend.
 
     >>> size = np.log(np.arange(1.0, 13.0))
     >>> stairs = np.log([[5.0] * 4 + [10.0] * 4 + [15.0] * 4])
@@ -144,7 +153,10 @@ def describe(pieces: Pieces) -> tuple[PiecewiseFit, ...]:
     edge = (sums.u[curve, split - 1] + sums.u[curve, split]) / 2
 
     def at_edge(side: Ints) -> tuple[Floats, Floats]:
-        """Returns value and variance of the pieces `side` in the middle of the gaps (breaks,)."""
+        """Returns the value and variance of a piece's line in the middle of each gap (breaks,).
+
+        side: index of the piece before or after each break.
+        """
         away = edge - mean_u[side]
         variance = 1 / weight[side] + away**2 / (suu[side] + sums.ridge)
         return mean_z[side] + slope[side] * away, variance
@@ -166,8 +178,13 @@ def describe(pieces: Pieces) -> tuple[PiecewiseFit, ...]:
 class _Sums:
     """Cumulative weighted sums over each curve, from which any piece is fitted in constant time.
 
+    The constructor takes log sizes u, log times y and their standard errors (curves, points), and
+    the trend over each gap (curves, points − 1). In the methods, z is the log time without the
+    trend, centred on each curve.
+
     u: centred log sizes (curves, points).
-    offset: mean of the log times without the trend (curves,).
+    offset: mean log time without the trend, which z leaves out (curves,).
+    ridge: precision (1 / variance) of the slopes' prior.
     """
 
     ridge = _SLOPE_SPREAD**-2.0
@@ -184,20 +201,20 @@ class _Sums:
     def moments(self, curve: Ints | int, start: Ints, stop: Ints) -> tuple[Floats, ...]:
         """Returns the weight, the means of u and z, and the central Suu, Suz, Szz of each piece.
 
-        A piece has the points start … stop − 1. z is the centred log time without the trend.
+        A piece has the points start … stop − 1 of a curve. Suu, Suz and Szz are weighted sums of
+        squares and products around the piece's means.
         """
         return _moments(self._sums[:, curve, stop] - self._sums[:, curve, start])
 
     def cost(self, curve: Ints | int, start: Ints, stop: Ints) -> Floats:
-        """Returns the cost of each piece.
+        """Returns the cost of each piece's best line: squared residuals / variance, plus the prior.
 
-        The cost is the squared residuals over variance of its best fit, including the prior of the
-        slope.
+        The prior penalises slopes that differ from the trend.
         """
         return _cost(self.moments(curve, start, stop))
 
     def costs_up_to(self, low: int, stop: int) -> Floats:
-        """Returns the costs of the pieces that end at `stop` (curves, stop − low).
+        """Returns the costs of all pieces that end before `stop` (curves, stop − low).
 
         The pieces begin at the points low … stop − 1.
         """
@@ -205,7 +222,7 @@ class _Sums:
 
 
 def _moments(sums: Floats) -> tuple[Floats, ...]:
-    """Converts weighted sums to the weight, the means and the central sums of `_Sums.moments`."""
+    """Converts weighted sums to the moments that `_Sums.moments` returns."""
     w, wu, wz, wuu, wuz, wzz = sums
     mean_u = wu / w
     mean_z = wz / w
@@ -215,14 +232,18 @@ def _moments(sums: Floats) -> tuple[Floats, ...]:
 def _cost(moments: tuple[Floats, ...]) -> Floats:
     """Returns the cost (see `_Sums.cost`) of pieces with these moments."""
     _, _, _, suu, suz, szz = moments
-    # Rounding may make the cost negative.
+    # Rounding errors may make the cost negative.
     cost: Floats = np.maximum(szz - suz**2 / (suu + _Sums.ridge), 0.0)
     return cost
 
 
 @dataclass(frozen=True)
 class _Flat:
-    """All pieces of all curves in sequence: index of the curve, first point, exclusive end."""
+    """All pieces of all curves in sequence.
+
+    curve: index of the curve of each piece (pieces,).
+    start, stop: first point and exclusive end of each piece (pieces,).
+    """
 
     curve: Ints
     start: Ints
@@ -239,20 +260,24 @@ class _Flat:
 
 
 def _integral(trend: Floats, u: Floats) -> Floats:
-    """Returns the log time due to the trend, which is 0 at the first point (curves, points)."""
+    """Integrates the trend to a log time, which is 0 at the first point (curves, points).
+
+    trend: elasticity over each gap (curves, points − 1).
+    u: log sizes (curves, points).
+    """
     steps = np.cumsum(trend * np.diff(u), axis=1)
     return np.concatenate([np.zeros((len(steps), 1)), steps], axis=1)
 
 
 def _partition(sums: _Sums) -> tuple[Floats, list[Ints]]:
-    """Partitions every curve optimally.
+    """Partitions every curve into pieces such that cost plus penalties is smallest.
 
-    Returns the penalised cost of each curve (curves,) and the first points of its pieces.
+    Returns this smallest sum (curves,), and the first points of the pieces of each curve.
     """
     curves, points = sums.shape
-    # Penalty of a break, in squared residuals over variance. It is about half the Bayesian
-    # information criterion for position, level and slope, because spurious breaks are filtered
-    # later by the size of their jump, but missed breaks are lost.
+    # Penalty of a break, in units of squared residuals / variance. It is about half of the Bayesian
+    # information criterion for position, level and slope. A low penalty is better, because the
+    # height of the jump filters spurious breaks later, while missed breaks are lost.
     penalty = 0.5 + 1.5 * log(points)
     best = np.zeros((curves, points + 1))
     best[:, 0] = -penalty
@@ -263,7 +288,7 @@ def _partition(sums: _Sums) -> tuple[Floats, list[Ints]]:
         choice = np.argmin(total, axis=1)
         last[:, stop] = low + choice
         best[:, stop] = total[np.arange(curves), choice] + penalty
-    # Many short curves have the same partition, so each distinct one is traced back once.
+    # Many short curves have the same partition, so each distinct partition is traced back once.
     distinct, which = np.unique(last, axis=0, return_inverse=True)
     found = []
     for previous in distinct.tolist():
@@ -277,23 +302,21 @@ def _partition(sums: _Sums) -> tuple[Floats, list[Ints]]:
 
 
 def _trend(sums: _Sums, pieces: _Flat, trend: Floats, near: Floats) -> Floats:
-    """Estimates the elasticity over each gap (curves, points − 1).
-
-    The estimate comes from the slopes of the pieces around the gap.
+    """Estimates the trend over each gap from the slopes of nearby pieces (curves, points − 1).
 
     trend: previous trend, to which the slopes in `sums` are relative.
-    near: weight of each gap at each other gap (curves, gaps, gaps).
+    near: weights by which the trend at a gap averages the slopes at all gaps (curves, gaps, gaps).
     """
     _, mean_u, _, suu, suz, _ = sums.moments(pieces.curve, pieces.start, pieces.stop)
     gaps = (sums.u[:, 1:] + sums.u[:, :-1]) / 2
-    # Each piece gives its slope to the gap at its mean size.
+    # The slope of each piece is assigned to the gap nearest to its mean size.
     at = np.clip((gaps[pieces.curve] < mean_u[:, None]).sum(axis=1), 0, gaps.shape[1] - 1)
     # Fitted slopes are relative to the previous trend, so the trend is added back.
     weight = np.zeros_like(trend)
     weighted_slope = np.zeros_like(trend)
     np.add.at(weight, (pieces.curve, at), suu)
     np.add.at(weighted_slope, (pieces.curve, at), suz + suu * trend[pieces.curve, at])
-    # A prior at the mean slope stabilises gaps without a long piece nearby.
+    # A prior at the curve's mean slope stabilises the trend at gaps without a long piece nearby.
     total = weight.sum(axis=1, keepdims=True)
     mean_slope = np.divide(
         weighted_slope.sum(axis=1, keepdims=True), total, out=trend.copy(), where=total > 0
@@ -308,8 +331,11 @@ def _trend(sums: _Sums, pieces: _Flat, trend: Floats, near: Floats) -> Floats:
 def _places(sums: _Sums, curve: Ints, start: Ints, split: Ints, stop: Ints) -> tuple[Ints, Ints]:
     """Returns the first and the last point after which each break may lie, with 95 % confidence.
 
-    start, stop: first point and exclusive end of the two pieces that each break separates.
-    split: first point after each break.
+    All arguments but `sums` have one entry per break (breaks,).
+
+    curve: index of the curve.
+    start, stop: first point and exclusive end of the two pieces around the break, taken together.
+    split: first point after the break.
     """
     if not len(split):
         return split, split

@@ -1,7 +1,8 @@
 """Converts the records of a run to points, and sums the points of a layer to rows.
 
-A point is one measured workload at one grid point, with its median, interval, rates and fraction of
-peak.
+A `Point` is one measured workload at one grid point, with its time, rates and fraction of peak. A
+`LayerRow` sums the points of all ops at one grid point. The analyses and the reports of a run start
+from these two.
 """
 
 from __future__ import annotations
@@ -48,17 +49,21 @@ _OP_NAMES = (
 class Point:
     """One measured workload at one grid point.
 
+    key: key of the record.
     axes: value of each axis at the grid point.
     op: name of the op at the grid point.
     count: number of times that the shape at this grid point runs the workload.
-    latency_us: median of the samples.
-    low_us, high_us: 95 % confidence interval of the median.
-    tflops, gb_per_s: useful operations and minimal memory traffic per unit of time, at the median.
+    latency_us: median time at the mean SM clock (see `stated.stated`), in µs.
+    low_us, high_us: 95 % confidence interval of this time, in µs.
+    tflops: useful floating-point operations per second, in 1e12.
+    gb_per_s: minimal memory traffic per second, in 1e9 bytes.
     peak_share: fraction of the dense peak for GEMMs and attention, and of the memory bandwidth for
         other workloads; None if the peak is unknown, and on a CPU.
-    noise: relative standard deviation of the samples; 0 for a single sample.
+    grade: quality grade of the measurement.
+    noise: robust relative standard deviation of the samples; 0 for a single sample.
     clock_mhz: median SM clock during the samples; None if it was not recorded.
-    mode, floor_us: timing mode, and the time of an empty kernel in this mode (see `Measurement`).
+    mode: timing mode (see `Measurement`).
+    floor_us: time of an empty kernel in this mode, below which no kernel gets; None if unknown.
     """
 
     key: str
@@ -83,23 +88,25 @@ class Point:
 
     @property
     def total_us(self) -> float:
-        """Time of all `count` executions of the workload."""
+        """Time in µs of all `count` runs of the workload."""
         return self.latency_us * self.count
 
 
 @dataclass(frozen=True)
 class LayerRow:
-    """Sum over the ops of one layer at one grid point, by one provider.
+    """Sum over the ops of one layer at one grid point.
 
+    axes: value of each axis at the grid point.
+    provider: provider of all ops, or FASTEST.
     points: points of the ops that are summed.
-    latency_us: sum of latency × count over the ops.
-    half_width: relative half-width of the 95 % interval of the sum.
+    latency_us: sum of latency × count over these ops, in µs.
+    half_width: half-width of the sum's 95 % interval, relative to the sum.
     tflops, gb_per_s, peak_share: the same as in `Point`, for the sum.
     grade: worst grade of all ops, including the logits.
-    logits: points of the model's logits, which are excluded from the sum if the grid point has
-        other ops; else empty.
-    missing: ops that were measured at other grid points but not at this one. A sum with missing ops
-        cannot be compared with other rows.
+    logits: points of the model's logits if they are excluded from the sum, which is the case at
+        grid points with other ops; else empty.
+    missing: ops that were measured at other grid points but not at this one. A row with missing ops
+        must not be compared with other rows.
     """
 
     axes: dict[str, int]
@@ -121,31 +128,31 @@ class LayerRow:
 
     @cached_property
     def work(self) -> float:
-        """Floating-point operations of all ops, or bytes if no op has any (collectives)."""
+        """Floating-point operations of the summed ops; bytes if there are none (collectives)."""
         flops = sum([p.workload.flops * p.count for p in self.points])
         return float(flops or sum(p.workload.min_bytes * p.count for p in self.points))
 
     @property
     def logits_us(self) -> float | None:
-        """Time of `logits`, which `latency_us` excludes; None if there are no such logits."""
+        """Time of `logits` in µs, which `latency_us` excludes; None if `logits` is empty."""
         return sum(map(attrgetter("total_us"), self.logits)) if self.logits else None
 
     @property
     def floor_us(self) -> float | None:
-        """Time of empty kernels, one for each run of each op in the sum; None if it is unknown."""
+        """Time in µs of one empty kernel per run of each summed op; None if it is unknown."""
         floors = [p.floor_us * p.count for p in self.points if p.floor_us is not None]
         return sum(floors) if len(floors) == len(self.points) else None
 
     @property
     def worst(self) -> Point:
-        """The op with the smallest fraction of peak."""
+        """The summed op with the smallest fraction of peak."""
         return min(self.points, key=lambda p: (p.peak_share is None, p.peak_share, p.op))
 
 
 def useful_work(workload: Workload) -> int:
-    """Returns the floating-point operations of a workload.
+    """Returns the floating-point operations of a workload, or its bytes if it has none.
 
-    Returns its bytes if it has no such operations (collectives).
+    Collectives have no floating-point operations.
     """
     return workload.flops or workload.min_bytes
 
@@ -156,7 +163,7 @@ def held_of(axes: Mapping[str, int], axis: str) -> tuple[tuple[str, int], ...]:
 
 
 def values_along(rows: Iterable[LayerRow], axis: str) -> set[int | None]:
-    """Returns the values of an axis. None stands for the rows without this axis."""
+    """Returns the distinct values of an axis, with None if a row does not have the axis."""
     return {row.axes.get(axis) for row in rows}
 
 
@@ -173,10 +180,12 @@ def op_order(label: str) -> tuple[int, str]:
 
 
 def points_of(records: Iterable[Record], spec: DeviceSpec) -> tuple[Point, ...]:
-    """Returns a point for each grid point of each measured record, in order.
+    """Returns a point for each grid point of each measured record.
 
-    The points are sorted by grid point, provider and op. Leaves out repetitions of the reference
-    points, and measurements that were rejected as impossible.
+    The points are sorted by grid point, provider and op. Measurements of the reference points, and
+    measurements that were rejected as impossible, are left out.
+
+    spec: device that ran the records.
     """
     found: list[Point] = []
     for record in records:
@@ -186,14 +195,14 @@ def points_of(records: Iterable[Record], spec: DeviceSpec) -> tuple[Point, ...]:
 
 
 def is_accepted(outcome: Outcome) -> TypeGuard[Measured]:
-    """Returns whether a point was measured and its measurement was not rejected as impossible."""
+    """Returns whether an outcome is a measurement that was not rejected as impossible."""
     return isinstance(outcome, Measured) and outcome.grade.letter != "rejected"
 
 
 def rejected_lines(records: Iterable[Record]) -> list[str]:
     """Describes the rejected measurements that `points_of` leaves out.
 
-    There is one line, with their number, for each kind of reason.
+    Each kind of reason gets one line, which states the number of measurements.
     """
     kinds: Counter[str] = Counter()
     for record in records:
@@ -237,16 +246,16 @@ def _points(record: Record, outcome: Measured, spec: DeviceSpec) -> Iterable[Poi
         yield replace(first, axes=place.axes, op=place.op, count=place.count)
 
 
-# The time of an empty kernel is stated for times below this, because it is 2 % or more of them.
+# Below this time, in µs, an empty kernel takes about 2 % or more of it, so reports state both.
 _FLOOR_BELOW_US = 50.0
 
 
 def floor_lines(times: Iterable[tuple[float, Point | Measurement]]) -> list[str]:
-    """Returns a line that states how much of times under 50 µs an empty kernel takes.
+    """Returns a line that states the time of an empty kernel, if some times are under 50 µs.
 
     Returns an empty list if no time is that short, or if the time of an empty kernel is unknown.
 
-    times: pairs of a latency in µs and the point or measurement that it belongs to.
+    times: pairs of a latency in µs and the point or measurement to which it belongs.
     """
     floors: dict[str, list[float]] = defaultdict(list)
     for latency_us, of in times:
@@ -264,10 +273,11 @@ def floor_lines(times: Iterable[tuple[float, Point | Measurement]]) -> list[str]
 def rows_of(points: Sequence[Point]) -> tuple[LayerRow, ...]:
     """Returns a row for each grid point and provider, sorted by grid point.
 
-    The sum of a row excludes the logits.
+    The sum of a row excludes the logits if the row has other ops.
     """
     groups: dict[tuple[tuple[int, ...], str], list[Point]] = {}
-    # Ops that each provider should have at every grid point with the same axes.
+    # All ops that each provider ran on a set of axes. A grid point on these axes without one of the
+    # ops has a missing op.
     ops: dict[tuple[str, frozenset[str]], set[str]] = defaultdict(set)
     names = cache(frozenset[str])
     for point in points:
@@ -280,7 +290,9 @@ def rows_of(points: Sequence[Point]) -> tuple[LayerRow, ...]:
 
 
 def _row(points: tuple[Point, ...], ops: Collection[str]) -> LayerRow:
-    """Returns the row of one grid point and provider, with the logits excluded from the sum.
+    """Returns the row of one grid point and provider.
+
+    The sum excludes the logits if the row has other ops.
 
     ops: names of all ops of a complete row.
     """
@@ -298,7 +310,7 @@ def _row(points: tuple[Point, ...], ops: Collection[str]) -> LayerRow:
 def row_of(points: tuple[Point, ...], ops: Collection[str] = ()) -> LayerRow:
     """Sums the points of one grid point. The provider of the row is that of the first point.
 
-    ops: names of all ops of a complete row.
+    ops: names of all ops of a complete row, from which the missing ops follow; default none.
     """
     latency_us = sum([p.total_us for p in points])
     # The errors are independent, so the squares of the half-widths add up.
@@ -323,7 +335,7 @@ FASTEST = "each op's fastest"
 
 
 def are_parts(points: Sequence[Point]) -> bool:
-    """Returns whether the providers ran different ops, so that they form a layer only together."""
+    """Returns whether the providers ran different ops, so that only all together form a layer."""
     ops: dict[str, set[str]] = defaultdict(set)
     for point in points:
         ops[point.provider].add(point.op)
@@ -331,9 +343,9 @@ def are_parts(points: Sequence[Point]) -> bool:
 
 
 def layer_rows(points: Sequence[Point]) -> tuple[LayerRow, ...]:
-    """Returns a row for each dtype and grid point, sorted by dtype and grid point.
+    """Returns a row for each dtype and grid point, with each op from its fastest provider.
 
-    Each op is taken from its fastest provider.
+    The rows are sorted by dtype and grid point. The sums include the logits.
     """
     places: dict[tuple[str, tuple[int, ...]], dict[str, Point]] = defaultdict(dict)
     # The fastest point of each op comes last, so it overwrites the others.
@@ -350,9 +362,9 @@ def layer_rows(points: Sequence[Point]) -> tuple[LayerRow, ...]:
 
 
 def counted(ops: Iterable[str]) -> tuple[str, ...]:
-    """Returns the ops of a layer in layer order.
+    """Returns the ops that count for a layer's sum, in layer order.
 
-    The unfused attention ops are left out if fused attention, which replaces them, is present.
+    If fused attention is present, the unfused attention ops, which it replaces, are left out.
 
     >>> counted(["attention", "softmax", "qkv", "context", "scores"])
     ('qkv', 'attention')

@@ -1,1 +1,1 @@
-"""Measures collectives between ranks and stores the times as a run."""
+"""Measures collectives (all_reduce, all_gather, …) between ranks, for `quantbench comm`."""

@@ -1,7 +1,8 @@
 """Measures collectives between ranks over message sizes, and computes their bandwidths.
 
-The same reference collective is repeated between the operations, so that a change of the network
-shows. Message sizes, which the module also parses from text, are in bytes.
+`points` plans the collectives of `quantbench comm`, and a `CommSession` on rank 0 measures them.
+Between the operations, a reference collective is measured again, so that a change of the network
+shows. The module also parses the option for message sizes (`parse_sizes`).
 """
 
 import re
@@ -27,21 +28,22 @@ from quantbench.workload.dtypes import element_bytes
 from quantbench.workload.ops import COLLECTIVE_DTYPES, COLLECTIVE_OPS
 
 DEFAULT_OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
-#: default message sizes by backend; links between GPUs saturate near 1 GB, and gloo over Ethernet
-#: much earlier
+#: default message sizes by backend; they end where the bandwidth is saturated, which is near 1 GB
+#: for links between GPUs, and much earlier for gloo over Ethernet
 DEFAULT_SIZES = {"nccl": "4KiB:1GiB", "gloo": "4KiB:16MiB"}
 # Operation and message size in bytes of the reference point, by backend.
 _REFERENCE = {"nccl": ("all_reduce", 2**24), "gloo": ("all_reduce", 2**18)}
-_STEP = 4  # factor between the sizes of a range that states no factor
+_STEP = 4  # default factor between the sizes of a range
 _SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)\s*(B|KiB|MiB|GiB|KB|MB|GB)?", re.IGNORECASE)
 _UNITS = {"b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
-    """Parses message sizes, and returns them in bytes in ascending order.
+    """Parses message sizes, and returns them in bytes, in ascending order.
 
     text: a range (`4KiB:1GiB`), whose sizes grow by a factor of 4; a range with another factor
-        (`4KiB:1GiB:x2`); or a list (`1MiB,64MiB`).
+        (`4KiB:1GiB:x2`); or a list (`1MiB,64MiB`). The end of a range is included only if it is
+        reached exactly.
 
     Raises InputError for any other text.
 
@@ -72,7 +74,8 @@ def _bytes(word: str, text: str) -> int:
     """Converts one size, such as `4KiB`, to whole bytes.
 
     text: whole text of the option, for error messages.
-    Raises InputError if the word is no size of at least 1 byte.
+
+    Raises InputError if the word is not a size of at least 1 byte.
     """
     match = _SIZE.fullmatch(word.strip())
     size = float(match[1]) * _UNITS[(match[2] or "B").lower()] if match else 0
@@ -84,9 +87,10 @@ def _bytes(word: str, text: str) -> int:
 def points(
     ops: Sequence[str], sizes: Sequence[int], *, num_gpus: int, num_nodes: int, dtype: str
 ) -> tuple[Collective, ...]:
-    """Returns the collectives of every operation at every size, without repetition.
+    """Returns the collectives to measure: every operation at every size, without repetition.
 
-    sizes: message sizes in bytes. Each is rounded up to a whole number of elements per rank.
+    sizes: message sizes in bytes. Each size is rounded up to a whole number of elements per rank.
+    num_gpus: number of ranks.
 
     Raises InputError for an unknown operation or dtype.
     """
@@ -102,9 +106,10 @@ def points(
 
 
 def reference_point(backend: str, like: Collective) -> Collective:
-    """Returns the reference point of a backend.
+    """Returns the collective that is measured again and again to show drift.
 
-    like: collective whose ranks and dtype the reference point has.
+    backend: backend whose operation and message size are used.
+    like: collective whose number of ranks and dtype are used.
     """
     op, size = _REFERENCE[backend]
     unit = like.num_gpus * element_bytes(like.dtype)
@@ -112,29 +117,29 @@ def reference_point(backend: str, like: Collective) -> Collective:
 
 
 # Length of a warm-up window, time limit of the warm-up, and maximum number of samples in a batch
-# (see `warm_up`).
+# (see `timing.session.warm_up`).
 _WARM_UP_WINDOW_S = 0.05
 _WARM_UP_LIMIT_S = 1.0
 _BATCH_LIMIT = 64
-# Minimum duration of a sample. A sample repeats the collective up to _MOST_RUNS times to reach this
-# duration. Samples must be long on nccl, because CUDA events have a resolution of 0.5 µs and the
-# timers of the ranks differ by some microseconds. On gloo, a sample is one run.
+# Minimum duration of a sample in µs, by backend. A sample repeats the collective up to _MOST_RUNS
+# times to reach this duration. Samples must be long on nccl, because CUDA events have a resolution
+# of 0.5 µs, and the timers of the ranks differ by some microseconds. On gloo, a sample is one run.
 _SAMPLE_US = {"nccl": 200.0, "gloo": 0.0}
 _MOST_RUNS = 100
-# If the host's launching takes more than this fraction of a collective's time, the time does not
-# show the speed of the links, and the grade says so.
+# If launching takes the host more than this fraction of a collective's time, the time does not show
+# the speed of the links. A note in the grade then says so.
 _LAUNCH_BOUND = 0.8
-# Resolution of the timer: CUDA events, or the timer of the host.
+# Resolution of the timer in µs, by backend: that of CUDA events, and that of the host's timer.
 _TICK_US = {"nccl": 0.5, "gloo": 0.05}
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Time and bandwidths of one collective.
+    """Time and bandwidths of one collective, as nccl-tests defines them.
 
-    algorithm_gb_per_s: message size over time, in 1e9 bytes per second.
-    bus_gb_per_s: traffic on the links of each rank over time, in 1e9 bytes per second. The traffic
-        follows from the message size by the factors of nccl-tests.
+    algorithm_gb_per_s: message size / time, in 1e9 bytes per second.
+    bus_gb_per_s: traffic on each rank's links / time, in 1e9 bytes per second. The traffic is the
+        message size times a factor, which depends on the operation and the number of ranks.
     """
 
     latency_us: float
@@ -154,14 +159,15 @@ def figures(collective: Collective, latency_us: float) -> Figures:
 
 @dataclass
 class CommSession:
-    """Rank 0's side of a measurement of collectives.
+    """Measures collectives, as seen from rank 0.
 
     leader: connection to the other ranks, which run the same collective at the same time.
     backend: nccl or gloo.
     spec: constants of rank 0's device.
-    state: function that reads the state of this device.
+    state: function that reads the current state of rank 0's device.
     on_record: function that is called with each record as soon as it is made.
-    reference_us: median time of each repetition of the reference point, in order.
+    now, pause: clock in s, and function that waits for a number of s; default those of `time`.
+    reference_us: median time in µs of each measurement of the reference point, in order.
     """
 
     leader: Leader
@@ -179,11 +185,11 @@ class CommSession:
         self._start_s = self.now()
 
     def run(self, plan: Sequence[Collective]) -> None:
-        """Measures the collectives of a plan in its order.
+        """Measures the collectives of a plan, in order.
 
         The reference point is measured before the first operation and after each operation.
 
-        plan: collectives, with those of one operation next to each other.
+        plan: collectives, grouped by operation.
         """
         reference = reference_point(self.backend, plan[0])
         self._measure(reference, role="reference")
@@ -213,8 +219,8 @@ class CommSession:
     def _outcome(self, collective: Collective) -> Outcome:
         """Measures and grades one collective.
 
-        A collective that a rank cannot run is skipped or failed. A measurement that raises
-        MeasurementError is failed.
+        The outcome is Skipped if the collective is unsupported, and Failed if it fails in another
+        way or if its measurement raises MeasurementError.
         """
         refused = self.leader.begin(collective)
         if refused is not None:
@@ -229,7 +235,8 @@ class CommSession:
         drift = None
         if self.reference_us:
             drift = Drift(self.reference_us[-1] / self.reference_us[0])
-        # The time is not checked against a peak, because link speeds are not registered.
+        # 0 operations and bytes: the time is not checked against a peak, because link speeds are
+        # unknown.
         graded = grade(
             measurement,
             flops=0,

@@ -1,4 +1,4 @@
-"""Builds a page that predicts any shape in the browser.
+"""Builds the explorer, a page that predicts the times of any transformer shape in a browser.
 
-The page holds the models' code as JavaScript, and their trees as data.
+The page contains the latency models: their code as JavaScript, and their trees as data.
 """

@@ -1,7 +1,8 @@
-"""Packs the latency models of a GPU for a page: code as JavaScript, trees and tables as arrays.
+"""Packs a GPU's latency models for the explorer page: code as JavaScript, and trees as arrays.
 
-The models run on symbols (`trace`), which record how the time and its interval follow from the
-sizes. The page itself evaluates what symbols cannot express: forests and the Gaussian process.
+To obtain the JavaScript, the Python code of a model runs on symbols (`trace`). They record how the
+time and its interval follow from the sizes. Forests and the Gaussian process cannot be recorded in
+this way, so the page has its own JavaScript for them (`templates/model.js`).
 """
 
 from collections.abc import Sequence
@@ -32,12 +33,12 @@ _GEMM = ("m", "n", "k", "batch", "layout")
 _ATTENTION = ("batch", "heads", "kv_heads", "seq", "head_dim")
 _LAYER = ("tokens", "hidden", "expert_ffn", "ffn", "width", "num_experts", "top_k", "ep")
 _LOADS = ("rows", "active", "fullest", "median")
-# numpy types of a forest's arrays in the page.
+# Fields of a forest's arrays, with their numpy types in the page.
 _PACKED = {"roots": "<i4", "feature": "u1", "number": "<f4", "right": "<i4"}
 
 
 class Blobs:
-    """Byte strings of a page, of which equal ones are stored once."""
+    """Collects the texts and arrays of a page as bytes. Equal contents are stored only once."""
 
     def __init__(self) -> None:
         self.parts: list[bytes] = []
@@ -49,7 +50,7 @@ class Blobs:
         data = content.encode() if isinstance(content, str) else content.tobytes()
         if data not in self._places:
             self._places[data] = (self._end, len(data))
-            # Padding makes every array start at a multiple of its items' size.
+            # Padding to 8 bytes makes every array start at a multiple of its element size.
             padded = data + bytes(-len(data) % 8)
             self.parts.append(padded)
             self._end += len(padded)
@@ -57,14 +58,18 @@ class Blobs:
 
 
 class _Forests:
-    """Forests of one model, packed in the order in which the page evaluates them."""
+    """Packs the forests of one model for the page, in the order in which it evaluates them."""
 
     def __init__(self, blobs: Blobs) -> None:
         self._blobs = blobs
         self.packed: list[dict[str, Any]] = []
 
     def walked(self, forest: Forest) -> SimpleNamespace:
-        """Packs a forest, and returns a forest whose `predict` records a call of the page."""
+        """Packs a forest, and returns a stand-in for it.
+
+        Its method `predict` records the call of a JavaScript function, which evaluates the forest
+        in the page.
+        """
         name = f"forests[{len(self.packed)}]"
         arrays = forest.to_arrays()
         packed = {key: self._blobs.add(arrays[key].astype(_PACKED[key])) for key in _PACKED}
@@ -73,26 +78,33 @@ class _Forests:
 
 
 def _mean_and_variance(values: Sequence[Any]) -> tuple[Any, Any]:
+    """Returns the mean and the variance of numbers or nodes."""
     mean = _mean(values)
     return mean, _mean([(value - mean) ** 2 for value in values])
 
 
 def _mean(values: Sequence[Any]) -> Any:
+    """Returns the mean of numbers or nodes."""
     return sum(values) / len(values)
 
 
 def _time(
     log_us: Any, variance: Any, interval: IntervalCalibration, fastest_us: Any
 ) -> tuple[Any, Any, Any]:
-    """Returns the time and the ends of its interval in µs, none below `fastest_us`."""
+    """Returns the time and the bounds of its interval, in µs.
+
+    log_us, variance: predicted log time in µs and its variance.
+    interval: converts the variance to a half-width of the interval in log time.
+    fastest_us: floor in µs, below which no result gets.
+    """
     half = interval.half_width(variance)
     return bounded(np.exp(log_us), half, half, fastest_us)
 
 
 def gemm_model(model: GemmModel, blobs: Blobs) -> dict[str, Any]:
-    """Returns a GEMM model as JSON.
+    """Packs a GEMM model as a JSON object.
 
-    Its functions compute the time, the interval and the kernel from sizes and layout.
+    Its JavaScript functions compute the time, the interval and the kernel from sizes and layout.
     """
     ensemble = model.ensemble
     forests = _Forests(blobs)
@@ -103,7 +115,8 @@ def gemm_model(model: GemmModel, blobs: Blobs) -> dict[str, Any]:
     peak_us = sizes.flop / ensemble.machine.flop_per_us
     log_us, variance, kernel = _product(ensemble, sizes, forests)
     times = [*_time(log_us, variance, model.interval, peak_us), kernel]
-    # The trees see no k below LEAST_K, so GEMMs with a smaller k have a function of their own.
+    # In the forests' features, k is at least LEAST_K. The page calls `short` for GEMMs with a
+    # smaller k. It takes the corrections at LEAST_K and the physics at k.
     deep = replace(sizes, k=np.maximum(sizes.k, LEAST_K))
     log_us, variance, kernel = _product(ensemble, deep, forests)
     log_us = log_us + _physics(ensemble, sizes) - _physics(ensemble, deep)
@@ -124,7 +137,7 @@ def gemm_model(model: GemmModel, blobs: Blobs) -> dict[str, Any]:
 
 
 def _product(ensemble: Ensemble, sizes: Sizes, forests: _Forests) -> tuple[Any, Any, Any]:
-    """Returns the log time of a GEMM in µs, its variance, and the first member's fastest kernel."""
+    """Returns a GEMM's log time in µs, its variance, and the first member's fastest kernel."""
     shapes = ensemble.shapes(sizes)
     reference: Any = None
     if ensemble.reference is not None:
@@ -147,15 +160,16 @@ def _product(ensemble: Ensemble, sizes: Sizes, forests: _Forests) -> tuple[Any, 
 
 
 def _physics(ensemble: Ensemble, sizes: Sizes) -> Any:
-    """Returns the mean log time in µs by the members' cost models."""
+    """Returns the mean log time in µs by the members' cost models, without their forests."""
     shapes = ensemble.shapes(sizes)
     return _mean([member.physics(shapes)[0] for member in ensemble.members])
 
 
 def attention_model(model: AttentionModel, dtype: str, blobs: Blobs) -> dict[str, Any]:
-    """Returns an attention model for one dtype as JSON.
+    """Packs an attention model for one dtype as a JSON object.
 
-    Its functions compute the time and the interval from the sizes of causal attention.
+    Its JavaScript functions compute the time and the interval of causal attention, forward and
+    backward, from the sizes.
     """
     functions = {
         "forward": (_ATTENTION, _attention(model, dtype, backward=False)),
@@ -172,7 +186,7 @@ def attention_model(model: AttentionModel, dtype: str, blobs: Blobs) -> dict[str
 
 
 def _attention(model: AttentionModel, dtype: str, *, backward: bool) -> tuple[Any, Any, Any]:
-    """Returns the time of causal attention and its interval in µs."""
+    """Returns the time of causal attention and the bounds of its interval, in µs, as nodes."""
     batch, heads, kv_heads, seq, head_dim = inputs(*_ATTENTION)
     causal: Any = np.array(True)
     sizes: Any = (batch, heads, kv_heads, seq, seq, head_dim, causal, np.array(backward), dtype)
@@ -181,7 +195,8 @@ def _attention(model: AttentionModel, dtype: str, *, backward: bool) -> tuple[An
     terms = part.physics.cost(shapes, np.zeros(1, dtype=bool))(part.physics.parameters)
     seen: Any = np.array(False)
     if "causal" in model.masks and dtype in (model.dtype, "fp16", "bf16"):
-        # As in `AttentionModel`: heads of whole 16-byte vectors of 16-bit elements, not too wide.
+        # The same condition as in `AttentionModel`: each head is a whole number of 16-byte vectors
+        # (8 elements of 16 bits), and has at most WIDEST_HEAD elements.
         seen = (head_dim % 8 == 0) & (head_dim <= WIDEST_HEAD)
     shift: Any = np.zeros(1)
     deviation: Any = np.zeros(1)
@@ -199,7 +214,7 @@ def _attention(model: AttentionModel, dtype: str, *, backward: bool) -> tuple[An
 
 
 def softmax_model(device: DeviceSpec, blobs: Blobs) -> dict[str, Any]:
-    """Returns the model of Megatron's fused softmax as JSON."""
+    """Packs the model of Megatron-LM's fused softmax as a JSON object."""
     model = SoftmaxModel.best(device)
     names = ("bytes", "rows", "columns")
     moved, rows, columns = inputs(*names)
@@ -214,11 +229,13 @@ def softmax_model(device: DeviceSpec, blobs: Blobs) -> dict[str, Any]:
 
 
 def experts_model(model: MoEModel, blobs: Blobs) -> dict[str, Any]:
-    """Returns a model of experts as JSON.
+    """Packs a model of MoE experts as a JSON object.
 
-    Its function computes the time and the interval from sizes and loads.
+    Its JavaScript function computes the time and the interval from the sizes and the loads, which
+    are the numbers of rows of the experts.
 
-    Raises InputError for a model whose forests need references. No shipped model has such forests.
+    Raises InputError for a model whose forests need references, which are models of other GPUs. No
+    shipped model has such forests.
     """
     sizes: dict[str, Any] = dict(zip(_LAYER, inputs(*_LAYER), strict=True))
     loads: dict[str, Any] = dict(zip(_LOADS, inputs(*_LOADS), strict=True))
@@ -226,8 +243,9 @@ def experts_model(model: MoEModel, blobs: Blobs) -> dict[str, Any]:
     tiles: Any = inputs(*of_tiles)
     layers = Layers(dtype=model.dtype, **sizes, loads=ExpertLoads(**loads, tiles=tiles))
     forests = _Forests(blobs)
-    # The corrections come from the forests of a fitted model, or from the references of a prior.
-    # The mean of the corrections corrects the roofline, and their variance gives the interval.
+    # A fitted model corrects the roofline by its own forests. A prior, which has no forests, is
+    # corrected by those of its references. The mean of the corrections is added to the log
+    # roofline, and their variance gives the interval.
     corrections: list[Any] = []
     for one in [model] if model.learners else model.references:
         if one.references or not one.learners:

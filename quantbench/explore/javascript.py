@@ -1,8 +1,10 @@
-"""Writes recorded expressions (`trace`) as JavaScript text.
+"""Writes expressions that `trace` has recorded as JavaScript text.
 
-A row, which is one number per shape, becomes a constant. The entries of vectors are computed in
-loops, one for each level of reductions: the sums and extremes of a level are complete before the
-code that uses them. Plain Python code with conditions becomes conditional expressions (`Script`).
+There are two ways. `module` writes numpy expressions of the cost models. A row, which is one number
+per shape, becomes a JavaScript constant. A vector, which is one number per kernel of a menu, is
+computed in a loop. If a sum or an extreme of a vector is needed to compute another vector, the
+second vector gets another loop after the first one. `Script` writes plain Python code, whose
+conditions become conditional expressions.
 """
 
 import re
@@ -33,7 +35,7 @@ _EXPRESSIONS = {
     "less_equal": "+({} <= {})",
     "log": "Math.log({})",
     "log2": "Math.log2({})",
-    "lowest_bit": "({0} & -{0})",  # of a whole number below 2^31
+    "lowest_bit": "({0} & -{0})",  # for whole numbers below 2^31
     "maximum": "Math.max({}, {})",
     "minimum": "Math.min({}, {})",
     "multiply": "({} * {})",
@@ -47,8 +49,8 @@ _EXPRESSIONS = {
     "tanh": "Math.tanh({})",
     "where": "({} ? {} : {})",
 }
-# Reductions that a loop accumulates: the initial value of r, and the statement that updates r with
-# an entry x.
+# Reductions that a loop accumulates, as (initial value of the result r, statement that updates r
+# with an entry x).
 _CARRIED = {
     "max": ("-Infinity", "if ({x} > {r}) {r} = {x};"),
     "min": ("Infinity", "if ({x} < {r}) {r} = {x};"),
@@ -56,14 +58,14 @@ _CARRIED = {
 }
 # Reductions that read a stored vector v after its loop has ended.
 _READ = {"argmin": "argmin({v})", "smallest": "smallest({v}, {n})"}
-# Pattern of a node in a text, as `Node.__str__` writes it.
+# Pattern of the mark that `Node.__str__` writes for a node in a text.
 _MARK = "\0(\\d+)\0"
-# In a `Script`, expressions of more characters than this become functions.
+# In a `Script`, expressions with more characters than this become separate functions.
 _LONG = 120
 
 
 def number(value: float) -> str:
-    """Returns a number as JavaScript reads it."""
+    """Returns a number as JavaScript text."""
     if value < 0:
         return f"(-{number(-value)})"
     if np.isinf(value):
@@ -74,10 +76,10 @@ def number(value: float) -> str:
 
 
 def module(functions: Mapping[str, tuple[Sequence[str], Sequence[Any]]]) -> str:
-    """Returns the body of a JavaScript function that makes an object of the given functions.
+    """Returns the body of a JavaScript function that returns an object with the given functions.
 
-    functions: arguments and outputs of each function by its name. A function returns an array of
-        its outputs.
+    functions: (names of the arguments, outputs) of each function, by its name. A function returns
+        an array with the values of its outputs, which are nodes or numbers.
     """
     made: list[str] = []
     bodies = []
@@ -88,11 +90,11 @@ def module(functions: Mapping[str, tuple[Sequence[str], Sequence[Any]]]) -> str:
 
 
 class _Function:
-    """Body of one JavaScript function.
+    """Writes the body of one JavaScript function as `text`.
 
-    outputs: expressions that the function returns.
-    made: declarations of tables and stored vectors that all functions share. This function adds its
-        own.
+    outputs: expressions whose values the function returns.
+    made: declarations of constant tables and stored vectors, which precede all functions. This
+        function appends its declarations.
     """
 
     def __init__(self, outputs: Sequence[Any], made: list[str]) -> None:
@@ -102,8 +104,8 @@ class _Function:
         self._names: dict[Node, str] = {}
         self._stored: dict[Node, str] = {}
         self._levels: dict[Node, int] = {}
-        # The level of a node is the number of loops that must have ended before it is computed: a
-        # row that depends on vectors is one level above them.
+        # The level of a node is the number of loops that must end before it can be computed. A row
+        # that depends on a vector, such as its sum, is one level above this vector.
         for node in order:
             level = 0
             of_vectors = False
@@ -111,8 +113,8 @@ class _Function:
                 level = max(level, self._levels[arg])
                 of_vectors = of_vectors or arg.kernels > 0
             self._levels[node] = level + (of_vectors and not node.kernels)
-        # A vector that is read after its loop has ended is stored, unless the loop itself carries
-        # its sum or extreme.
+        # A vector that is read after its loop has ended must be stored. A sum or an extreme does
+        # not read it later, because the loop itself accumulates them.
         for node in order:
             for arg in node.args:
                 later = self._levels[arg] < self._levels[node]
@@ -132,9 +134,9 @@ class _Function:
             self._made.append(f"const v{len(self._made)} = new Float64Array({node.kernels});")
 
     def _value(self, node: Node, level: int | None = None) -> str:
-        """Returns the text by which a node is read inside the loop of a level.
+        """Returns the JavaScript text that reads the value of a node.
 
-        level: None outside all loops.
+        level: level of the loop in which the text stands; None outside all loops.
         """
         if node.op == "input":
             return str(node.value)
@@ -151,7 +153,12 @@ class _Function:
         return self._names[node]
 
     def _level(self, level: int, computed: Sequence[Node]) -> None:
-        """Adds the rows of a level, and then the loop over its vectors with their reductions."""
+        """Adds the code of a level: its rows, and then a loop that computes its vectors.
+
+        The loop also accumulates the sums and extremes of these vectors.
+
+        computed: all nodes that need code, operands first.
+        """
         vectors = []
         for node in computed:
             if self._levels[node] != level:
@@ -180,7 +187,10 @@ class _Function:
             self._lines += [f"for (let i = 0; i < {count}; i++) {{", *loop, "}"]
 
     def _expression(self, node: Node, level: int) -> str:
-        """Returns the text that computes a node from its arguments, inside the loop of a level."""
+        """Returns the JavaScript text that computes a node from its arguments.
+
+        level: level of the code in which the text stands.
+        """
         if node.op in _READ:
             return _READ[node.op].format(v=self._stored[node.args[0]], n=node.value)
         if node.op == "least_of":
@@ -196,11 +206,12 @@ class _Function:
 
 
 class Script:
-    """JavaScript functions of one argument s, written from plain Python code.
+    """Writes plain Python code as JavaScript functions of one argument s, an object of sizes.
 
-    Long expressions become functions, and equal expressions share a function.
+    Long expressions become separate functions, which equal expressions share. `str(script)` is the
+    body of a JavaScript function that returns an object with all functions.
 
-    given: known outcomes of conditions.
+    given: conditions with a known outcome.
     """
 
     def __init__(self, given: Mapping[Node, bool]) -> None:
@@ -218,8 +229,8 @@ class Script:
         """Adds a function to the script.
 
         name: name of the JavaScript function.
-        function: Python code without arguments, which reads symbols.
-        refused: makes the function's result from an InputError. For None, see `ways`.
+        function: Python function without arguments, which computes its result from symbols.
+        refused: function that maps an InputError to the result; for None, see `trace.ways`.
         """
         self._functions[name] = ways(
             lambda: self._named(self._text(function())),
@@ -234,16 +245,23 @@ class Script:
         return "\n".join(["'use strict';", *named, f"return {{{functions}}};"])
 
     def _joined(self, condition: str, yes: str, no: str) -> str:
+        """Returns a conditional expression; `yes` if both outcomes have the same text."""
         return yes if yes == no else self._named(f"({condition} ? {yes} : {no})")
 
     def _named(self, text: str) -> str:
-        """Returns a short text as it is, and for a long one the call of a function with it."""
+        """Returns a short expression unchanged.
+
+        A long expression becomes the body of a function, and a call of this function is returned.
+        """
         if len(text) <= _LONG:
             return text
         return f"{self._helpers.setdefault(text, f'f{len(self._helpers)}')}(s)"
 
     def _text(self, value: Any) -> str:
-        """Returns a value as JavaScript: a node, a string with nodes, a list or a dictionary."""
+        """Returns a value as JavaScript text.
+
+        value: a node, a string with marks of nodes, a number, or a list or dictionary of values.
+        """
         if isinstance(value, Node):
             if value not in self._texts:
                 self._texts[value] = self._named(self._node(value))
@@ -258,9 +276,11 @@ class Script:
         return str(value).lower() if isinstance(value, bool) else number(value)
 
     def _marked(self, mark: re.Match[str]) -> str:
+        """Returns the placeholder of a JavaScript template string for a marked node."""
         return f"${{{self._text(MARKED[int(mark[1])])}}}"
 
     def _node(self, node: Node) -> str:
+        """Returns the JavaScript text of a node, with the texts of its operands inside."""
         if node.op == "input":
             return str(node.value)
         if node.op == "constant":

@@ -1,8 +1,8 @@
 """Writes the explorer: one HTML file that predicts any shape of a transformer on some GPUs.
 
-The file holds the models of each GPU (`evaluator`), so that a browser computes the same times as
-`quantbench predict`. The module also fits the GEMM models of a profile, which can replace those of
-the package.
+The file contains each GPU's latency models (`evaluator`), so that a browser computes the same times
+as `quantbench predict`. `write_explorer` is the entry point. The GEMM models are those of the
+package, or models that are fitted to the user's profile (`fitted_models`).
 """
 
 import base64
@@ -50,18 +50,20 @@ from quantbench.workload.ops import LAYOUTS
 from quantbench.workload.presets import preset, preset_names
 
 _SCRIPTS = ("model.js", "shape.js", "app.js")
-# The routing of a layer with more experts than this is not drawn.
+# Maximum number of experts for which the page draws a random routing.
 _MOST_EXPERTS = 1024
-_FIRST_LINES = 4  # number of lines that the chart shows at first
-_FITTED_ROWS = 8000  # largest number of rows of a profile that a model is fitted to
+_FIRST_LINES = 4  # number of lines that the chart shows when the page opens
+_FITTED_ROWS = 8000  # maximum number of profile rows to which a model is fitted
 
 
 @dataclass(frozen=True)
 class FittedModel:
-    """GEMM model to show instead of the shipped one of its dtype, with a note on its source.
+    """GEMM model that replaces the shipped model of its dtype in a page, with measured times.
 
-    sizes: (rows, 3), m, n and k of measured GEMMs. The page looks these up.
-    times: (rows, 9), for each layout in `LAYOUTS` the time, low and high in µs.
+    note: source of the model, for the user.
+    sizes: m, n and k of measured GEMMs, whose times the page looks up (rows, 3).
+    times: time and bounds of its interval (low, high) in µs, for each layout in `LAYOUTS` in turn
+        (rows, 9).
     """
 
     model: GemmModel
@@ -80,11 +82,12 @@ def write_explorer(
 ) -> int:
     """Writes the page and returns its size in bytes.
 
-    shape: shape that the page starts with.
-    title: heading as plain text.
-    fitted: models by dtype that replace the shipped ones, if the page has one device.
+    devices: GPUs whose models the page contains.
+    shape: shape that the page shows when it opens.
+    title: heading as plain text; default `quantbench explore`.
+    fitted: models by dtype that replace the shipped models; only for a page with one device.
 
-    Raises InputError for a device that is no GPU, and StoreError if the file cannot be written.
+    Raises InputError for a device that is not a GPU, and StoreError if the file cannot be written.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -141,7 +144,11 @@ def write_explorer(
 
 
 def _format(dtype: str) -> dict[str, Any]:
-    """Returns what the page needs to know about a dtype: its bytes, alignment and attention."""
+    """Returns the properties of a dtype that the page needs.
+
+    The properties are the bytes of an element and of a weight, the sizes at which rows are aligned,
+    by layout, and the dtype in which attention runs.
+    """
     return {
         "bytes": DTYPES[dtype].element_bytes,
         "rows": [row_steps(Gemm(1, 1, 1, dtype=dtype, layout=layout)) for layout in LAYOUTS],
@@ -151,9 +158,10 @@ def _format(dtype: str) -> dict[str, Any]:
 
 
 def _packed(content: dict[str, Any], blobs: Blobs) -> str:
-    """Returns the page's data: JSON and arrays in one deflated block, as base64.
+    """Returns the page's data as base64 of one deflated block.
 
-    The block holds the length of the JSON, the JSON, and the arrays.
+    The block contains the length of the JSON text in 8 bytes, the JSON text, and the blobs. JSON
+    text and blobs are padded to multiples of 8 bytes.
     """
     text = json.dumps(content).encode()
     whole = struct.pack("<II", len(text), 0) + text + bytes(-len(text) % 8) + b"".join(blobs.parts)
@@ -163,9 +171,12 @@ def _packed(content: dict[str, Any], blobs: Blobs) -> str:
 def _gpu(
     device: DeviceSpec, blobs: Blobs, notes: dict[str, None], fitted: Mapping[str, FittedModel]
 ) -> dict[str, Any]:
-    """Returns a GPU's entry of the page: its peaks and its models by dtype and library.
+    """Returns a GPU's data for the page: its constants, and its models by dtype and library.
 
-    notes: collects the notes on the sources of the models.
+    notes: notes on the models' sources; this function adds those of the GPU.
+    fitted: see `write_explorer`.
+
+    Raises InputError for a CPU.
     """
     if device.kind == "cpu":
         expected = "a GPU: processors are measured, not predicted"
@@ -208,7 +219,10 @@ def _gpu(
 def _models(
     device: DeviceSpec, fitted: Mapping[str, FittedModel]
 ) -> Iterator[tuple[str, str, GemmModel, str]]:
-    """Yields the dtype, library, model and note of all GEMMs that the page can show on a device."""
+    """Yields (dtype, library, model, note) for each GEMM model that the page shows for a device.
+
+    A dtype is left out if its peak, or the peak of its attention dtype, is unknown.
+    """
     for dtype in GEMM_DTYPES:
         if device.peak(dtype) is None or device.peak(_attention_dtype(dtype)) is None:
             continue
@@ -222,16 +236,17 @@ def _models(
 
 
 def _attention_dtype(dtype: str) -> str:
+    """Returns the dtype in which a transformer with GEMMs in `dtype` runs attention."""
     return TransformerShape(hidden=128, heads=1, dtype=dtype).attention_dtype
 
 
 def _sizes(shape: TransformerShape) -> dict[str, Any]:
-    """Returns the page's settings for a shape."""
+    """Converts a shape to the settings of the page."""
     names = (*SIZES, *FLAGS, "attention", "sliding_window", "routing")
     setting = {name: getattr(shape, name) for name in names}
     if not isinstance(shape.routing, str):
         setting["routing"] = "balanced"
-    # These sizes apply once the user switches on experts or latent attention.
+    # Sizes that the page uses if the user switches on experts or latent attention.
     if not shape.experts:
         setting |= {"top_k": 2, "moe_ffn": shape.ffn}
     if not shape.kv_rank:
@@ -240,7 +255,7 @@ def _sizes(shape: TransformerShape) -> dict[str, Any]:
 
 
 def left_out(shape: TransformerShape) -> list[str]:
-    """Returns the properties of a shape that a page does not show, in words."""
+    """Describes the properties of a shape that the page cannot show."""
     kinds = {
         f"its sliding window of {shape.sliding_window}": shape.sliding_window,
         "experts split otherwise than the rest": shape.expert_tp not in (0, shape.tp),
@@ -253,8 +268,9 @@ def left_out(shape: TransformerShape) -> list[str]:
 def fitted_models(path: Path) -> tuple[DeviceSpec, dict[str, FittedModel]]:
     """Fits a model to the unbatched GEMMs of each dtype in a profile.
 
-    Returns the device and the models by dtype. At most _FITTED_ROWS rows, drawn at random with seed
-    0, are fitted. The page looks up the times of all rows. A profile without rows gives no models.
+    Returns the profile's device, and the models by dtype. Without GEMM rows there are no models.
+    The times of all unbatched GEMMs are kept, so that the page can look them up. A model itself is
+    fitted to at most _FITTED_ROWS of them, drawn at random with seed 0.
 
     Raises InputError for the profile of a CPU.
     """

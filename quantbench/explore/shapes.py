@@ -1,8 +1,8 @@
 """Writes the arithmetic of transformer shapes as JavaScript: validity, ops, parameters and weights.
 
-The Python code of `workload` is run on symbolic sizes (see `trace`) and recorded as JavaScript, so
-the explorer page accepts the same shapes and has the same ops. The module also writes the memory
-traffic of softmax and the conditions of Megatron's fused kernel.
+The Python code of `workload` runs on symbolic sizes (see `trace`), and is recorded as JavaScript.
+The explorer page therefore accepts the same shapes as quantbench, and has the same ops. The module
+also writes the memory traffic of softmax and the conditions of Megatron-LM's fused kernel.
 """
 
 from functools import partial
@@ -26,36 +26,40 @@ SIZES = (
     "rope_dim", "value_dim",
 )  # fmt: skip
 FLAGS = ("gated", "gate_fused", "tied")
-# Sizes of ops that the page uses if the op has them.
+# Fields of workloads that the page gets for each op whose workload has them.
 _OF_OPS = (
     "m", "n", "k", "batch", "heads", "kv_heads", "seq_q", "head_dim", "rows", "mask_batch",
     "tokens", "hidden", "expert_ffn", "num_experts", "top_k", "tp", "ep", "gated",
 )  # fmt: skip
-# A value of 0 stands for a default in these sizes. The page has replaced it by the default.
+# Sizes of a shape for which 0 stands for a default. The page replaces 0 by the default before it
+# calls the functions, so these sizes are recorded as not 0.
 _GIVEN = ("head_dim", "kv_heads", "ffn")
-# Dtype of the recorded shapes. Attention runs in bf16 if the dtype is 8-bit, so `_op` recognises
-# ops of attention by their dtype.
+# Dtype of the recorded shapes. With an 8-bit dtype, the core of attention runs in bf16, so `_op`
+# recognises the ops of this core by their dtype.
 _DTYPE = "fp8"
 
 
 class _Experts(MoE):
-    """Experts without grouped GEMMs, because the page draws their rows itself."""
+    """Experts without grouped GEMMs, because the page itself draws the rows of each expert."""
 
     def grouped_gemms(self, rank: int | None = None) -> dict[str, Any]:
         return {}
 
 
 class _Shape(TransformerShape):
+    """Transformer shape whose experts are `_Experts`."""
+
     def experts_of(self, tokens: int) -> MoE:
         return _Experts(**vars(super().experts_of(tokens)))
 
 
 def shape_script() -> str:
-    """Returns the body of a JavaScript function that makes an object of functions.
+    """Returns the body of a JavaScript function that returns an object with these functions.
 
-    The functions of a shape are objection (why the shape is impossible, or ""), parameters,
-    weights (on one GPU), flashOps and unfusedOps. Further functions, one per direction and dtype,
-    describe a softmax.
+    - objection(shape): why the shape is impossible, or "".
+    - parameters(shape), weights(shape): number of parameters, of the whole model and on one GPU.
+    - flashOps(shape), unfusedOps(shape): list of ops, by kind of attention (see `_op`).
+    - forward_fp16(softmax) and so on, one per direction and dtype: see `_softmax`.
     """
     sizes: dict[str, Any] = {name: inputs(f"s.{name}")[0] for name in SIZES}
     flags: dict[str, Any] = {name: flag(f"s.{name}") for name in FLAGS}
@@ -65,6 +69,7 @@ def shape_script() -> str:
         return _Shape(**sizes, **flags, attention=attention, dtype=_DTYPE)
 
     def possible() -> str:
+        """Creates the shape, which raises InputError if the shape is impossible."""
         shape()
         return ""
 
@@ -90,9 +95,10 @@ def shape_script() -> str:
 
 
 def _op(op: Op) -> dict[str, Any]:
-    """Returns an op as a dictionary for the page.
+    """Converts an op to a dictionary for the page.
 
-    `core` says whether the op has the dtype of attention. `sides` names m, n and k.
+    core: whether the op runs in the dtype of attention.
+    sides: names of the sizes that m, n and k stand for.
     """
     work: Any = op.workload
     found = {}
@@ -110,9 +116,11 @@ def _op(op: Op) -> dict[str, Any]:
 
 
 def _softmax(*sizes: Any, **more: Any) -> dict[str, Any]:
-    """Returns the bytes of a softmax, and the objections to Megatron's fused kernel.
+    """Returns the memory traffic of a softmax, and the conditions of Megatron-LM's fused kernel.
 
-    The bytes are those of one kernel and of separate kernels.
+    bytes: traffic of the fused kernel, in bytes.
+    separate: traffic of the separate kernels of the fallback, in bytes.
+    objections: reasons why the fused kernel does not support the softmax.
     """
     work = Softmax(*sizes, **more)
     return {

@@ -1,9 +1,9 @@
-"""Records numpy expressions symbolically, so that the cost models can be written as JavaScript.
+"""Records the computations of Python code as expressions, which `javascript` writes as JavaScript.
 
-The code of `latency` runs unchanged on nodes: numpy dispatches its functions to them (NEP 13 and
-NEP 18). A node is a row (one number per shape) or a vector (one number per kernel of a menu), and
-reductions over the first axis turn vectors into rows. Plain Python code with conditions on nodes
-runs once for each combination of outcomes (`ways`).
+The code of `latency` runs unchanged on nodes (symbolic arrays), because numpy passes calls of its
+functions on to them (NEP 13 and NEP 18). A node is a row (one number per shape) or a vector (one
+number per kernel of a menu). Reductions over the first axis turn vectors into rows. Plain Python
+code with conditions on nodes runs once for each combination of outcomes (`ways`).
 """
 
 from __future__ import annotations
@@ -21,11 +21,16 @@ from quantbench.errors import InputError
 
 @dataclass(eq=False, repr=False)
 class Node(NDArrayOperatorsMixin):
-    """A symbolic array: an operation on other nodes. Equal operations on equal nodes are one node.
+    """A symbolic array: the result of an operation on other nodes.
 
+    The same operation on the same nodes gives the same node object.
+
+    op: name of the operation, mostly that of the numpy function.
+    args: operands, which are nodes.
     kernels: length of a vector; 0 for a row.
-    value: value of a constant. For other operations, an argument that is not a node.
-    kind: type that `isinstance` sees.
+    value: values of a constant. For other operations, the argument that is not a node (`extra` of
+        `Node.of`).
+    kind: class that `isinstance` sees.
     """
 
     op: str
@@ -38,8 +43,9 @@ class Node(NDArrayOperatorsMixin):
     def of(op: str, *args: Any, kernels: int | None = None, extra: Any = None) -> Node:
         """Returns the node of an operation.
 
-        kernels: length of the result. The default is the longest argument.
-        extra: an argument that is not a node: an index or indices into a vector, or the name of a
+        args: operands: nodes, numbers or arrays.
+        kernels: length of the result; default that of the longest operand.
+        extra: argument that is not a node: an index or indices into a vector, or the name of a
             function or an input.
         """
         nodes = tuple(map(as_node, args))
@@ -51,13 +57,14 @@ class Node(NDArrayOperatorsMixin):
         return _KNOWN[key]
 
     def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, **options: Any) -> Any:
+        """Records an element-wise numpy function, such as `np.exp` or an operator (NEP 13)."""
         name = ufunc.__name__
         if method != "__call__" or options:
             return NotImplemented
         # x & -x is the largest power of two that divides x.
         if name == "bitwise_and" and args[1] is -args[0]:
             return Node.of("lowest_bit", args[0])
-        # Only truth values are inverted, which are 0 or 1.
+        # Only truth values (0 or 1) are inverted.
         if name == "invert":
             return Node.of("subtract", 1.0, *args)
         if name == "power" and args[1] == 3:
@@ -65,14 +72,15 @@ class Node(NDArrayOperatorsMixin):
         return Node.of(name, *args)
 
     def __array_function__(self, function: Any, types: Any, args: Any, options: Any) -> Any:
+        """Records any other numpy function, such as `np.where` (NEP 18)."""
         return _FUNCTIONS[function.__name__](*args, **options)
 
     def astype(self, dtype: Any, copy: bool = True) -> Any:
-        # Sizes are positive, so rounding down equals truncation.
+        # A conversion to integers truncates. Sizes are positive, so rounding down does the same.
         return np.floor(self) if np.issubdtype(dtype, np.integer) else self
 
     def any(self) -> bool:
-        return True  # the condition holds for some shapes
+        return True  # a condition on a node holds for some shapes
 
     def min(self, axis: int) -> Node:
         if self.op == "some":
@@ -80,6 +88,7 @@ class Node(NDArrayOperatorsMixin):
         return self._reduce("min")
 
     def _reduce(self, op: str, axis: int = 0) -> Node:
+        """Records a reduction of a vector to a row."""
         return Node.of(op, self, kernels=0)
 
     max = partialmethod(_reduce, "max")
@@ -95,6 +104,7 @@ class Node(NDArrayOperatorsMixin):
     __hash__ = object.__hash__
 
     def __bool__(self) -> bool:
+        """Returns the known outcome of a condition; `ways` provides it."""
         if self not in _DECIDED[-1]:
             raise _Undecided(self)
         return _DECIDED[-1][self]
@@ -119,6 +129,7 @@ class Node(NDArrayOperatorsMixin):
         return self.kernels or 1
 
     def __getitem__(self, index: Any) -> Node:
+        """Records a result of a call, an entry of a sorted vector, or some entries of a vector."""
         if self.op == "call":
             return Node.of("item", self, extra=int(index))
         if self.op == "sort":  # numpy.sort(x.T, axis=1)[:, i]
@@ -128,14 +139,14 @@ class Node(NDArrayOperatorsMixin):
 
 
 _KNOWN: dict[Any, Node] = {}
-#: Maps the number between the zero characters of a mark to the node.
+#: Marked nodes, by the number in their mark (see `Node.__str__`).
 MARKED: dict[int, Node] = {}
-# Known outcomes of conditions; the last entry belongs to the run in progress.
+# Known outcomes of conditions, as a stack: the last entry belongs to the run in progress.
 _DECIDED: list[dict[Node, bool]] = [{}]
 
 
 class _Undecided(BaseException):
-    """Raised at a condition whose outcome is unknown, so that both outcomes are followed."""
+    """Raised at a condition with an unknown outcome. `ways` catches it and tries both outcomes."""
 
 
 def ways(
@@ -144,18 +155,19 @@ def ways(
     refused: Callable[[InputError], Any] | None = None,
     given: Mapping[Node, bool] | None = None,
 ) -> Any:
-    """Runs a function for every combination of outcomes of its conditions, and joins the results.
+    """Runs a function for every combination of its conditions' outcomes, and joins the results.
 
-    join: makes one result from a condition, the result where the condition holds, and the result
-        where it does not.
-    refused: makes a result from an InputError that the function raises. With None, a path
-        that raises is taken to be unreachable: the last condition before it is assumed to have its
-        other outcome for every shape.
-    given: known outcomes of conditions.
+    function: function without arguments, whose conditions depend on nodes.
+    join: function that makes one result from a condition, the result if it is true, and the result
+        if it is false.
+    refused: function that maps an InputError of `function` to a result. With None, an outcome that
+        leads to an InputError is taken to be impossible, and the result of the other outcome is
+        used.
+    given: conditions with a known outcome.
     """
     settled = dict(given or {})
 
-    # Runs the function with these outcomes; at a further condition, follows both outcomes.
+    # Runs the function with the given outcomes. At a further condition, tries both outcomes.
     def follow(outcomes: dict[Node, bool]) -> Any:
         _DECIDED.append(settled | outcomes)
         try:
@@ -167,8 +179,8 @@ def ways(
         finally:
             _DECIDED.pop()
         results = [follow({**outcomes, condition: outcome}) for outcome in (True, False)]
-        # If no shape has one outcome of a condition, the condition is settled and need not be
-        # followed again. A plain input (a flag) is not settled, because it can have both outcomes.
+        # If an outcome is impossible, the condition has the other outcome in all further runs. This
+        # does not apply to a plain input (a flag), which can have both outcomes elsewhere.
         if None in results:
             if condition.op != "input":
                 settled[condition] = results[1] is None
@@ -179,7 +191,7 @@ def ways(
 
 
 def as_node(value: Any) -> Node:
-    """Returns a node as it is, and a number or an array as a constant node."""
+    """Returns a node unchanged, and a number or an array as a constant node."""
     if isinstance(value, Node):
         return value
     array = np.asarray(value, dtype=np.float64)
@@ -201,22 +213,25 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 def inputs(*names: str) -> list[Node]:
-    """Returns input nodes, each of which is one number per shape."""
+    """Returns input nodes, which are rows: one number per shape.
+
+    names: JavaScript expressions that read the inputs.
+    """
     return [Node.of("input", kernels=0, extra=name) for name in names]
 
 
 def flag(name: str) -> Node:
-    """Returns an input node that is true or false."""
+    """Returns an input node that is true or false; `name` is as in `inputs`."""
     (found,) = inputs(name)
     found.kind = bool
     return found
 
 
 def call(name: str, arguments: Sequence[Any], results: int) -> list[Node]:
-    """Records the call of a JavaScript function of the page, and returns its results as nodes.
+    """Records a call of one of the page's JavaScript functions, and returns its results as nodes.
 
-    arguments: numbers that the function gets as a list.
-    results: number of results that it returns.
+    arguments: nodes or numbers, which the function gets as one array.
+    results: number of results, which the function returns as one array.
     """
     made = Node.of("call", *arguments, extra=name)
     return [made[i] for i in range(results)]

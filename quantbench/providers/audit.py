@@ -1,9 +1,9 @@
 """Checks the results of a task before and after it is timed, and changes its inputs in between.
 
-The inputs change between samples and the outputs are overwritten before a check, so a result that
-was kept from an earlier run is found. The form and the memory of inputs and outputs are checked
-too. A provider runs in the process of the harness and could change the harness itself, which no
-check finds.
+A sweep's worker wraps each timed task in an `Audit`. The inputs change between samples, and the
+outputs are overwritten before each check, so a result that was kept from an earlier run is found.
+The shapes, dtypes, strides and memory of inputs and outputs are checked too. A provider runs in the
+harness's own process and could change the harness itself. No check finds that.
 """
 
 from __future__ import annotations
@@ -29,31 +29,33 @@ if TYPE_CHECKING:
     from quantbench.device.spec import DeviceSpec
     from quantbench.providers.base import Provider, Task
 
-# A change of an operand moves the result by this many times the tolerance. The number of changed
-# elements follows from this ratio, because the relative change of the result is √(2 · fraction of
-# changed elements).
+# Changing some elements of an operand moves the result by this many times the tolerance, so that a
+# result from before the change fails the check. The number of changed elements follows from this
+# ratio: the relative change of the result is √(2 · fraction of changed elements).
 _CHANGE_OVER_TOLERANCE = 4.0
-# Number of changes of an operand for which distinct positions are drawn. Each change takes a random
-# stretch of these positions.
+# Distinct positions are drawn for this many changes of an operand. Each change uses a random
+# stretch of the drawn positions.
 _CHANGES_DRAWN = 16
-# Maximum number of changed rows of attention that the check recomputes. Several are needed, because
-# a change moves the result less in some rows.
+# Maximum number of changed attention rows that the check recomputes. Several are needed, because a
+# change moves the result less in some rows than in others.
 _MUST_SEE = 16
-# Integer type that holds the bits of an element, by the size of the element in bytes. Elements are
-# changed as integers, so that the same kernels serve all formats.
+# Integer type with the size of an element, by that size in bytes. Elements are changed as integers,
+# so that the same kernels serve all dtypes.
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
-# Number of checked copies, out of the copies of the task that the samples run in turn. A provider
-# that is wrong in half of the copies is missed once in 256 times.
+# Maximum number of copies of the task that are checked, in addition to the first task. The samples
+# run the task and all copies in turn. A provider that is wrong in half of the copies escapes with
+# probability 1/256.
 _COPIES_CHECKED = 8
-# SM clock cycles for which the stream is held before the outputs are poisoned (about 5 ms).
+# SM clock cycles (about 5 ms) for which the stream is blocked before the outputs are poisoned.
 _HOLD_CYCLES = 10_000_000
 
 
 def check(provider: Provider, workload: Workload, device: DeviceSpec) -> Check | None:
     """Runs a workload on new inputs and checks its results, without timing.
 
-    Returns None if the task has no inputs().
-    Raises MeasurementError for a wrong result, and whatever the provider raises.
+    Returns None if the provider's task has no method `inputs`, so that nothing can be checked.
+
+    Raises MeasurementError for a wrong result. Errors of the provider are passed on.
     """
     audit = Audit(provider, workload, device, "normal")
     audit.add(provider.prepare(workload, device))
@@ -62,25 +64,29 @@ def check(provider: Provider, workload: Workload, device: DeviceSpec) -> Check |
 
 
 class Audit:
-    """Fills the inputs of the tasks of one point and checks their results in four steps.
+    """Fills the inputs of the tasks of one point and checks their results.
 
-    1. Before timing, the inputs are filled with new random numbers and the outputs are poisoned.
-       The task runs once and its outputs are checked. On CUDA the stream is held first, so that the
-       poison overwrites results that another stream has computed without waiting for this one.
-    2. Before every timed sample, random elements of each operand change. A result that was kept
-       from an earlier run is then wrong, and a provider could find the changed elements only by a
-       pass over the operand.
-    3. After the last sample, the outputs of that sample are checked against the current inputs,
-       which must be as the harness wrote them. Some of the rotated copies are checked too.
+    A point may be timed on several copies of its task, which the samples run in turn. To poison an
+    output is to overwrite it with NaN. The audit has four steps:
+
+    1. Before timing, the inputs are filled with new random numbers, the outputs are poisoned, the
+       task runs once, and its outputs are checked. On CUDA the stream is blocked for a while before
+       the outputs are poisoned. A provider that computes on another stream without waiting for this
+       one then writes its results too early, and the poison overwrites them.
+    2. Before every timed sample, random elements of the operands change. A result that was kept
+       from an earlier run is then wrong. A provider could find the changed elements only by reading
+       the whole operand.
+    3. After the last sample, its outputs are checked against the current inputs. The inputs
+       themselves must be as the harness wrote them. Some of the copies are checked too.
     4. Then the inputs get new random numbers, the outputs are poisoned, and the same sampler takes
-       one more sample, whose outputs are checked in the same way.
+       one more sample. Its outputs are checked in the same way.
 
     The seeds come from the operating system, so a provider cannot know the numbers.
 
-    distribution: distribution of the timed inputs.
-    elapsed_s: time that the checks have taken so far, in s.
+    distribution: distribution of the timed inputs (see `inputs.Inputs`).
+    elapsed_s: time in s that the checks have taken so far.
 
-    Raises MeasurementError with an operation `check …` for a wrong result.
+    A wrong result raises MeasurementError with an operation `check …`.
     """
 
     def __init__(
@@ -96,9 +102,10 @@ class Audit:
         self._watched: list[_Watched] = []
 
     def add(self, task: Task) -> Callable[[], None]:
-        """Watches a task or a copy of it, and returns the callable to time.
+        """Adds a task, or a copy of the first task, and returns the function to time.
 
-        The callable also calls `outputs`, so that outputs which are computed on demand are timed.
+        The function also calls `task.outputs`. If a provider computes its outputs only on demand,
+        the computation is then timed.
         """
         if callable(getattr(task, "inputs", None)):
             watched = _Watched(self._who, self.workload, task)
@@ -114,15 +121,16 @@ class Audit:
 
     @property
     def checked(self) -> Check | None:
-        """Worst relative error so far and its bound; None if the task has no inputs()."""
+        """Worst relative error so far and its bound; None if the task has no method `inputs`."""
         if not self._watched:
             return None
         return Check(self._worst, correctness.tolerance(self.workload).relative_norm)
 
     def before_timing(self) -> None:
-        """Runs the check before timing, on inputs of the timed distribution.
+        """Checks the first task before timing (step 1).
 
-        If that distribution is zeros, the inputs are normal.
+        The inputs have the timed distribution. If this is `zeros`, the check runs on normal inputs,
+        and the inputs are then zeroed for timing.
         """
         if not self._watched:
             return
@@ -131,9 +139,9 @@ class Audit:
             zeros = self._distribution == "zeros"
             watched.fill(self._inputs("normal" if zeros else self._distribution))
             if watched.on_cuda or len(watched.task.outputs()) == 0:
-                watched.task.run()  # loads and allocates what the task needs
-            # The first change of inputs loads kernels, which must not happen while the stream is
-            # held.
+                watched.task.run()  # loads the task's kernels and allocates its outputs
+            # The first change of inputs loads kernels. This must not happen while the stream is
+            # blocked.
             self.before_sample()
             if watched.on_cuda:
                 torch.cuda.synchronize()
@@ -145,10 +153,10 @@ class Audit:
                 watched.refill(self._inputs("zeros"))
 
     def before_sample(self) -> None:
-        """Changes random elements of the operands before each timed sample.
+        """Changes random elements of the operands before a timed sample (step 2).
 
         The operands of the first task and of one random copy change. The changes are queued on the
-        stream of the samples.
+        stream on which the samples run.
         """
         for watched in self._watched[:1]:
             watched.change(self._random)
@@ -156,7 +164,7 @@ class Audit:
             self._random.choice(self._watched[1:]).change(self._random)
 
     def after_sampling(self, sample: Callable[[], object]) -> None:
-        """Runs the checks after the last sample.
+        """Runs the checks after the last sample (steps 3 and 4).
 
         sample: function that takes one more sample with the same sampler.
         """
@@ -175,9 +183,11 @@ class Audit:
                 self._verify(each, "after timing, on new inputs")
 
     def _verify(self, watched: _Watched, when: str) -> None:
+        """Checks one task, and keeps the error if it is the worst so far."""
         self._worst = max(self._worst, watched.verify(when, self._inputs("normal").generator))
 
     def _inputs(self, distribution: str) -> Inputs:
+        """Returns a generator of new random inputs, with a secret seed."""
         return Inputs(self._device, distribution, secrets.randbits(62))
 
     @contextmanager
@@ -191,13 +201,14 @@ class Audit:
 
 
 class _Watched:
-    """One task, and a record of what the harness wrote into its inputs.
+    """One task, with a record of the numbers that the harness wrote into its inputs.
 
-    A row is a row of a, a column of b, or the last dimension of any other operand.
+    A row of an input is a row of a, a column of b, or the last dimension of any other input.
 
-    _changes: changes between the samples, by the number of the input.
-    _prints: a random vector and its dot product with each row, by the number of the input. The dot
-        products show whether anything but `_changes` has changed the input.
+    _changes: generator of the changes between samples, by the index of the input.
+    _prints: fingerprint of each input, by the index of the input: a random vector, and the dot
+        product of this vector with each row. A fingerprint shows whether anyone but the harness has
+        changed the input.
     """
 
     def __init__(self, who: str, workload: Workload, task: Task) -> None:
@@ -208,8 +219,9 @@ class _Watched:
         expected = input_templates(workload)
         _require_alike(who, "input", self._inputs, expected, strides=True)
         self.on_cuda = self._inputs[0].is_cuda
-        # The inputs that change between samples are both factors of a GEMM, the scores of a
-        # softmax, or the queries of attention. In the backward pass only the gradient changes.
+        # These inputs change between samples: both operands of a GEMM, the scores of a softmax, the
+        # queries of attention, or the tokens of a permutation. In a backward pass, only the
+        # gradient changes.
         backward = getattr(workload, "direction", "forward") == "backward"
         last = len(self._inputs) - 1
         self._changing: tuple[int, ...] = (0,)
@@ -229,9 +241,9 @@ class _Watched:
         self._remember(range(len(self._inputs)), inputs)
 
     def refill(self, inputs: Inputs) -> None:
-        """Writes new numbers into the inputs that may change once the task has run.
+        """Writes new numbers into all inputs that may change after the first run.
 
-        In the backward pass this is only the gradient; otherwise it is all inputs.
+        In a backward pass, only the gradient may change.
         """
         for number in self._refilled:
             inputs.fill(self._inputs[number])
@@ -243,7 +255,10 @@ class _Watched:
             changes.make(chance)
 
     def poison(self) -> None:
-        """Fills the outputs with NaN, and integer outputs with the largest number."""
+        """Fills the outputs with NaN, so that elements which the next run leaves out are found.
+
+        Integer outputs are filled with the largest number of their dtype.
+        """
         with torch.no_grad():
             for output in self.task.outputs():
                 if output.dtype.is_floating_point:
@@ -252,11 +267,11 @@ class _Watched:
                     output.fill_(torch.iinfo(output.dtype).max)
 
     def verify(self, when: str, generator: torch.Generator) -> float:
-        """Checks the outputs of the last run and the state of the inputs.
+        """Checks the outputs of the last run, and that only the harness changed the inputs.
 
-        Returns the relative error of the outputs.
+        Returns the relative error of the outputs, and undoes the changes between samples.
 
-        when: time of the check, for error messages.
+        when: time of the check in words, for error messages.
         generator: source of the random vectors and rows of the check.
         """
         who = f"{self._who} {when}"
@@ -265,9 +280,9 @@ class _Watched:
         _require_alike(who, "output", outputs, output_templates(self._workload), strides=strides)
         _require_apart(who, self._inputs, outputs)
         if self.on_cuda:
-            # The outputs are copied at once and in the order of this stream, so that nothing that
-            # another stream has yet to write is waited for. If there is no memory for copies, the
-            # checks read the outputs themselves, a little later.
+            # The outputs are copied at once, in the order of this stream. Results that another
+            # stream writes later are then not in the copies, and the check fails. If there is no
+            # memory for copies, the checks read the outputs themselves, a little later.
             with suppress(torch.OutOfMemoryError):
                 outputs = tuple(output.detach().clone() for output in outputs)
         must_see: list[tuple[int, ...]] = []
@@ -279,7 +294,7 @@ class _Watched:
         )
         for number, (vector, remembered) in self._prints.items():
             as_written = number not in self._changes or self._changes[number].undo()
-            # The same sums are taken twice. 1e-5 allows for fp32 sums in another order.
+            # The dot products are computed anew. 1e-5 allows for fp32 sums in another order.
             found = self._print(number, vector)
             same = bool(((found - remembered).abs() <= 1e-5 * remembered.abs().max()).all())
             if not (as_written and same):
@@ -289,7 +304,11 @@ class _Watched:
         return error
 
     def _remember(self, numbers: Sequence[int], inputs: Inputs) -> None:
-        """Records what was written into some inputs, and draws their next changes."""
+        """Takes the fingerprints of some inputs, and draws their next changes.
+
+        numbers: indices of the inputs.
+        inputs: source of the changes.
+        """
         for number in numbers:
             rows = self._rows(number)
             if number in self._changing:
@@ -301,7 +320,7 @@ class _Watched:
                 )
             device = rows.device
             generator = torch.Generator(device=device).manual_seed(secrets.randbits(62))
-            # The absolute values are 1 to 2, so that every element has a weight.
+            # The absolute values are 1 to 2, so that every element has a weight in the sum.
             vector = torch.rand(rows.shape[-1], generator=generator, device=device) + 1
             vector *= torch.randint(2, vector.shape, generator=generator, device=device) * 2 - 1
             self._prints[number] = vector, self._print(number, vector)
@@ -323,16 +342,17 @@ class _Watched:
 
 
 class _Changes:
-    """Changes of random elements of one operand. Each change is one kernel, for every format.
+    """Changes random elements of one operand. A change queues one kernel, for every dtype.
 
-    operand: the tensor that changes, contiguous or transposed in its last two dimensions.
+    operand: the tensor to change, contiguous or transposed in its last two dimensions.
     count: number of elements that one change replaces.
     inputs: source of the positions and of the new numbers.
 
     _positions: distinct indices into the operand's memory, in random order (positions,).
-    _numbers: the new numbers, as bits (positions,).
-    _first: the operand's original numbers at these positions, as bits (positions,).
-    _made: for each change, the index of its first position and of its first number.
+    _numbers: new numbers, as bits (positions,).
+    _first: original numbers of the operand at `_positions`, as bits (positions,).
+    _made: for each change so far, its start index in `_positions` and its start index in
+        `_numbers`.
     """
 
     def __init__(self, operand: torch.Tensor, count: int, inputs: Inputs) -> None:
@@ -354,7 +374,10 @@ class _Changes:
         self._made: list[tuple[int, int]] = []
 
     def make(self, chance: random.Random) -> None:
-        """Replaces the next random elements, which queues one kernel."""
+        """Replaces `count` elements at random positions by random numbers.
+
+        chance: source of the randomness.
+        """
         low = chance.randrange(len(self._positions) - self._count + 1)
         new = chance.randrange(len(self._positions) - self._count + 1)
         self._made.append((low, new))
@@ -364,8 +387,8 @@ class _Changes:
     def undo(self) -> bool:
         """Writes the original numbers back.
 
-        Returns whether the operand still held, at all positions, the numbers that the harness had
-        written there.
+        Returns whether, before that, the operand had at all positions the numbers that the harness
+        had written.
         """
         expected = self._first.clone()
         for low, new in self._made:
@@ -376,9 +399,9 @@ class _Changes:
         return torch.equal(found, expected)
 
     def last_rows(self) -> list[tuple[int, ...]]:
-        """Returns up to _MUST_SEE rows of a contiguous operand that the last change has changed.
+        """Returns up to _MUST_SEE rows of a contiguous operand in which the last change lies.
 
-        A row is given by all its indices but the last.
+        A row is given by the indices of all dimensions but the last.
         """
         if not self._made:
             return []
@@ -398,8 +421,10 @@ def _require_alike(
 ) -> None:
     """Raises MeasurementError unless the tensors have the expected shapes, dtypes and strides.
 
-    strides: whether the strides must equal those of the tensors in `expected`. If False, the
-        elements of a tensor may have any strides with which no two of them share memory.
+    who: operation for error messages.
+    what: `input` or `output`, for error messages.
+    strides: whether the strides must equal those of the tensors in `expected`. If False, any
+        strides are allowed with which no two elements share memory.
     """
     if len(tensors) != len(expected):
         raise MeasurementError(who, f"{len(tensors)} {what}s", f"{len(expected)}")
@@ -446,7 +471,7 @@ def _dense(tensor: torch.Tensor) -> bool:
 def _require_apart(
     who: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
 ) -> None:
-    """Raises MeasurementError unless every tensor has memory of its own."""
+    """Raises MeasurementError if two tensors share memory."""
     spans = [(*_span(tensor), f"input {number}") for number, tensor in enumerate(inputs)]
     spans += [(*_span(tensor), f"output {number}") for number, tensor in enumerate(outputs)]
     spans.sort()

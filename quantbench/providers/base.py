@@ -1,8 +1,8 @@
 """Defines the interface of providers: a `Provider` prepares a `Task`, which the harness times.
 
-A provider is stateless and cheap to create, and each record holds its id, `library.variant`
-(`torch.mm`, `torch.flash`, `triton.stream_k`). A provider is not trusted: the harness writes the
-inputs and checks the results against references of its own.
+A provider is stateless and cheap to create. Its id `library.variant` (`torch.mm`, `torch.flash`,
+`triton.stream_k`) is stored in each record. The harness does not trust providers: it writes the
+inputs itself, and checks the results against separate reference computations.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """Largest error of a correct result.
+    """Largest error with which a result counts as correct.
 
-    relative_norm: bound on ‖out − ref‖ / ‖ref‖ over each output tensor.
-    source: reason for this bound.
+    relative_norm: bound on ‖out − ref‖ / ‖ref‖ for each output tensor.
+    source: reason for this bound, for messages.
     """
 
     relative_norm: float
@@ -33,23 +33,23 @@ class Tolerance:
 class Task(Protocol):
     """One workload with allocated inputs and outputs, ready to run any number of times.
 
-    The task is created with all its inputs in memory, so that `run` only launches: it does not
-    synchronise, take new memory from the device, or execute Python beyond the call. The first `run`
-    on a stream may do so, to prepare later runs. A task may be captured into a CUDA graph, on a
-    stream on which `run` has been called before.
+    All inputs are in memory when the task is created, so that `run` only launches kernels. It must
+    not synchronise, allocate new device memory, or execute Python beyond the call. The first `run`
+    on a stream may do all of this, to prepare later runs. The harness may capture a task into a
+    CUDA graph, on a stream on which `run` has been called before.
 
-    The harness may write new numbers into `inputs` between any two runs. A task must compute
-    nothing from the inputs before the run that uses the result. There is one exception: the task of
-    a backward pass may keep the results of the forward pass of its first run, because afterwards
-    only the last input changes, which is the gradient.
+    The harness may write new numbers into `inputs` between any two runs, so a task must not keep
+    values that it computed from earlier inputs. There is one exception: the task of a backward pass
+    may keep the results of its forward pass, because only the last input, which is the gradient,
+    changes after the first run.
 
-    If the operation of a library cannot write into given tensors, `run` drops the last results and
-    takes new ones, which the caching allocator puts into the same memory. In this case `outputs` is
-    empty before the first run.
+    Some library operations cannot write into given tensors. Their `run` drops the last results and
+    allocates new ones, which the caching allocator puts into the same memory. In this case
+    `outputs` is empty before the first run.
     """
 
     def run(self) -> None:
-        """Enqueues the work once on the current stream."""
+        """Enqueues the workload once on the current stream."""
 
     def inputs(self) -> tuple[torch.Tensor, ...]:
         """Returns the tensors that `run` reads, with the layout of `input_templates`.
@@ -63,41 +63,40 @@ class Task(Protocol):
             in the backward pass.
         attention: q, k and v, then the gradient of the result in the backward pass.
 
-        A task without this method is timed and graded D, because its results cannot be checked.
+        A task without this method is timed but graded D, because its results cannot be checked.
         """
 
     def outputs(self) -> tuple[torch.Tensor, ...]:
         """Returns the tensors that `run` writes.
 
-        The tensors hold the results of the last run once the device is synchronised.
+        After a synchronisation of the device, the tensors contain the results of the last run.
         """
 
     def launch(self) -> Launch | None:
-        """Returns the launch if the provider knows it, as quantbench's own kernels do.
+        """Returns the kernel launch (grid, tile) if the provider knows it.
 
-        Returns None if the profiler must find the launch.
+        quantbench's own kernels know their launch. For None, the profiler finds the launch.
         """
 
 
 class Provider(Protocol):
     """Interface of a library variant that runs some kinds of workload on some devices.
 
-    id: identifier of the provider, `library.variant`.
+    id: identifier of the provider, `library.variant`; `package.module:Class` for a user's provider.
     """
 
     id: str
 
     def unsupported(self, workload: Workload, device: DeviceSpec) -> str | None:
-        """Returns the reason why the provider cannot run the workload on the device.
-
-        Returns None if it can.
-        """
+        """Returns the reason why the provider cannot run the workload on the device, else None."""
 
     def prepare(
         self, workload: Workload, device: DeviceSpec, *, distribution: str = "normal", seed: int = 0
     ) -> Task:
-        """Allocates random inputs and the outputs of a workload.
+        """Prepares the task of a workload, with random inputs and allocated outputs.
 
         distribution, seed: distribution and seed of the inputs (see `inputs.Inputs`).
-        Raises UnsupportedError, or torch's out-of-memory error.
+
+        Raises UnsupportedError if the provider cannot run the workload, or torch's out-of-memory
+        error.
         """

@@ -1,9 +1,12 @@
-"""Lists the providers by id, and creates a provider from its id.
+"""Lists the providers by id, and creates a provider from its id (`make`).
 
-The name of a library stands for the variants that a sweep measures by default. The id
-`triton.persistent@128x256x64` is a Triton kernel of quantbench with this tile, and the id
-`package.module:Class` is a user's own provider. torch or triton is imported only when a provider is
-created.
+There are three forms of an id:
+- `torch.mm` is a variant of a library;
+- `triton.persistent@128x256x64` is one of quantbench's Triton kernels, with a fixed tile;
+- `package.module:Class` is a user-defined provider.
+
+On the command line, the name of a library stands for its default variants (`expand`). torch or
+triton is imported only when a provider is created.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from quantbench.reasons import reason_line
 if TYPE_CHECKING:
     from quantbench.providers.base import Provider
 
-#: for each id: (kind of workload, module, class)
+#: built-in providers, by id: (kind of workload, module, class)
 _CATALOG: dict[str, tuple[str, str, str]] = {
     "torch.mm": ("gemm", "torch_gemm", "TorchMm"),
     "torch.grouped_loop": ("grouped_gemm", "torch_moe", "TorchGroupedLoop"),
@@ -44,22 +47,24 @@ _CATALOG: dict[str, tuple[str, str, str]] = {
     "triton.flash": ("attention", "triton_kernels", "TritonFlash"),
 }
 
-#: variants that the name of a library selects
+#: default variants, by the name of the library
 _DEFAULTS: dict[str, tuple[str, ...]] = {
     "torch": tuple(name for name in _CATALOG if name.startswith("torch.")),
     "triton": ("triton.data_parallel", "triton.grouped", "triton.fused", "triton.flash"),
 }
 #: providers of grouped GEMMs that do not pad the rows of the experts
 UNPADDED = ("torch.grouped_loop",)
-#: methods that a class of providers must have
+#: methods that the class of a user-defined provider must have
 _METHODS = ("unsupported", "prepare")
 
 
 def expand(names: Sequence[str]) -> tuple[str, ...]:
-    """Returns the provider ids for names from the command line.
+    """Returns the provider ids that names from the command line stand for.
 
-    The name of a library is expanded to its default variants.
-    Raises InputError for an unknown name and for a tile that the provider cannot have.
+    The name of a library is expanded to its default variants. A user-defined provider is not
+    imported here.
+
+    Raises InputError for an unknown name, and for a tile that the provider cannot have.
 
     >>> expand(["triton"])
     ('triton.data_parallel', 'triton.grouped', 'triton.fused', 'triton.flash')
@@ -85,7 +90,7 @@ def expand(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _split(provider_id: str) -> tuple[str, Tile | None]:
-    """Splits an id into its key in the catalogue and the tile after the `@`."""
+    """Splits an id into the part before the `@` and the tile after it; the tile may be None."""
     if ":" in provider_id:
         return provider_id, None
     base, at, tile = provider_id.partition("@")
@@ -95,9 +100,10 @@ def _split(provider_id: str) -> tuple[str, Tile | None]:
 def gemm_tiles(
     provider_ids: Sequence[str], declared: Mapping[str, Tile]
 ) -> tuple[Tile | None, ...]:
-    """Returns the distinct tiles that the ids state for GEMMs and grouped GEMMs.
+    """Returns the distinct tiles of the providers of GEMMs and grouped GEMMs.
 
-    None in the result stands for the ids that state no tile.
+    A tile comes from the provider's declaration or from its id. None in the result means that some
+    providers have neither.
 
     declared: tiles of user-defined providers, from `declared_tiles`.
     """
@@ -111,17 +117,17 @@ def gemm_tiles(
 def runs_kind(provider_id: str, kind: str) -> bool:
     """Returns whether a provider runs workloads of this kind.
 
-    The answer is True for any user-defined provider (`package.module:Class`). Its class is not
-    imported here, and the provider refuses other kinds later.
+    Returns True for every user-defined provider, because its class is not imported here. The
+    provider refuses unsupported kinds later.
     """
     return ":" in provider_id or _CATALOG[_split(provider_id)[0]][0] == kind
 
 
 def require_found(names: Sequence[str]) -> None:
-    """Raises InputError for a user-defined provider whose package cannot be found.
+    """Raises InputError if the package of a user-defined provider cannot be found.
 
-    The package must be installed or in the working directory, where the worker looks first. Nothing
-    is imported.
+    The package must be installed or in the working directory, where the worker that imports it
+    looks first. Nothing is imported here.
     """
     for name in names:
         module, colon, within = name.partition(":")
@@ -138,7 +144,10 @@ def require_found(names: Sequence[str]) -> None:
 
 
 def local_modules(names: Sequence[str]) -> list[Path]:
-    """Returns the files and package folders in the working directory that define the providers."""
+    """Returns the files and package folders in the working directory that define the providers.
+
+    Installed packages and built-in providers have no entry in the result.
+    """
     found = []
     for name in names:
         spec = PathFinder.find_spec(name.partition(":")[0].partition(".")[0], [str(Path.cwd())])
@@ -149,9 +158,10 @@ def local_modules(names: Sequence[str]) -> list[Path]:
 
 
 def declared_tiles(names: Sequence[str]) -> dict[str, Tile]:
-    """Creates the user-defined providers among the names, and returns their tiles.
+    """Creates the user-defined providers among the names, and returns the tiles that they declare.
 
-    Only providers with an attribute `tile` are in the result. Raises InputError if it is no `Tile`.
+    A provider declares its tile by an attribute `tile`. Providers without it are not in the result.
+    Raises InputError if the attribute is not a `Tile`.
     """
     tiles = {}
     for name in names:
@@ -167,8 +177,10 @@ def declared_tiles(names: Sequence[str]) -> dict[str, Tile]:
 def make(provider_id: str) -> Provider:
     """Creates the provider with this id.
 
-    Imports the provider's module, and thereby torch or triton.
-    Raises InputError if the id names several providers, or no class that can be used.
+    This imports the provider's module, and with it torch or triton.
+
+    Raises InputError if the id is unknown, if it stands for several providers, or if its class
+    cannot be imported or used.
     """
     variants = expand([provider_id])
     if variants != (provider_id,):
@@ -201,12 +213,12 @@ def make(provider_id: str) -> Provider:
 
 
 def _raised(error: Exception) -> str:
-    """Describes an error that a provider's module raised, with its place in the module."""
+    """Describes an error that a provider's module raised, with file and line in the module."""
     frames = extract_tb(error.__traceback__)
     places = [frame for frame in frames if not frame.filename.startswith("<frozen")]
     text = f"{type(error).__name__}: {reason_line(error).removeprefix(f'{type(error).__name__}: ')}"
-    # The first frame is that of `make`, the second that of `import_module`. There is no further one
-    # after a syntax error, whose text names the place.
+    # The first frame is that of `make`, and the second that of `import_module` or of the provider.
+    # After a syntax error there is no third frame; its text names file and line.
     for place in places[2:3]:
         text += f" ({Path(place.filename).name}, line {place.lineno})"
     return text

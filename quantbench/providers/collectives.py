@@ -1,7 +1,9 @@
 """Runs collectives with torch.distributed: NCCL between GPUs, gloo between CPU processes.
 
-Commands and results use a separate gloo group, so that only the collective itself runs on the links
-while it is timed. Each result is checked against the sum or the copies of a known pattern.
+`TorchRanks` connects the ranks, and `TorchWork` runs one rank's part of a collective; `quantbench
+comm` measures with both. Commands and results use a separate gloo group, so that only the
+collective itself runs on the links while it is timed. Each rank sends a known pattern, from which
+the correct result follows.
 """
 
 from __future__ import annotations
@@ -27,20 +29,21 @@ _TIMEOUT = timedelta(minutes=5)
 # torch 2.13 renamed these functions and warns of the old names. The arguments are the same.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-# Every rank contributes whole numbers below this one.
+# Every rank sends whole numbers from 0 to _PATTERN − 1.
 _PATTERN = 5
-# Maximum number of ranks that contribute more than 0 to one element. A sum over all ranks is then
-# at most 100, which int8 and bf16 represent exactly, as they do all partial sums.
+# Maximum number of ranks that send more than 0 for one element; the others send 0. A sum over all
+# ranks is then at most 25 · 4 = 100. int8 and bf16 represent it and all partial sums exactly.
 _MOST_ADDENDS = 25
-# Number of elements that are filled or checked at a time. Their values are computed in 64 bits, so
-# the whole of a message of 1 GiB in bf16 would need 4 GiB for each intermediate tensor.
+# Number of elements that are filled or checked at a time. Indices and values are computed in 64
+# bits, so each intermediate tensor for a whole bf16 message of 1 GiB would need 4 GiB.
 _CHUNK_ELEMENTS = 2**22
 
 
 def backend_here() -> str:
-    """Returns `nccl` on GPUs and `gloo` on CPUs. QUANTBENCH_DEVICE=cpu selects gloo.
+    """Returns the backend for this node: `nccl` with GPUs, else `gloo`.
 
-    Raises UnsupportedError if a GPU cannot be used, or if this node has fewer GPUs than processes.
+    QUANTBENCH_DEVICE=cpu selects gloo. Raises UnsupportedError if this node has fewer GPUs than
+    ranks, or if torch is built without NCCL.
     """
     if gpu_index() is None:
         return "gloo"
@@ -59,9 +62,10 @@ def backend_here() -> str:
 class TorchRanks:
     """Group of the ranks that torchrun started; implements `timing.lockstep.Ranks`.
 
-    A group is used as a context manager. Its methods are collective: every rank must call them.
+    A group is used as a context manager. Every rank must call each method.
 
     backend: `nccl` or `gloo`.
+
     Raises InputError without torchrun or with a single rank, and UnsupportedError if the nodes have
     different numbers of ranks.
     """
@@ -98,7 +102,10 @@ class TorchRanks:
         dist.destroy_process_group()
 
     def broadcast(self, command: Command | None) -> Command | None:
-        """Sends a command of rank 0 to all ranks, and returns it."""
+        """Sends rank 0's command to all ranks, and returns it on every rank.
+
+        command: the command on rank 0; None on the other ranks.
+        """
         commands = [command]
         dist.broadcast_object_list(commands, src=0, group=self._control)
         return commands[0]
@@ -121,7 +128,7 @@ class TorchWork:
 
     Implements `timing.lockstep.Work`.
 
-    state: function that reads the state of this rank's GPU.
+    state: function that reads the state of this rank's GPU; default an empty state.
     """
 
     def __init__(self, ranks: TorchRanks, state: Callable[[], DeviceState] = DeviceState) -> None:
@@ -137,10 +144,7 @@ class TorchWork:
         self._expected: Callable[[torch.Tensor], torch.Tensor] = lambda at: at
 
     def allocate(self, collective: Collective) -> str:
-        """Allocates the buffers of a collective.
-
-        Returns the reason why this is impossible, else "".
-        """
+        """Allocates the buffers of a collective; returns "" or the reason why this failed."""
         self._release()
         dtype = _DTYPES.get(collective.dtype)
         if dtype is None:
@@ -200,7 +204,7 @@ class TorchWork:
         self._fill()
 
     def check(self) -> str:
-        """Runs the collective once and checks its result. Returns what is wrong, else ""."""
+        """Runs the collective once and checks its result; returns "" or what is wrong."""
         self._fill()
         try:
             self._run()
@@ -209,9 +213,9 @@ class TorchWork:
         except (RuntimeError, ValueError) as error:
             # torch has no exception type for an op or dtype that a backend lacks: c10d
             # (Backend.hpp) raises a plain RuntimeError that says "does not support". gloo raises
-            # the same type for a lost connection, so only the text distinguishes the two. A lost
-            # connection ends the run, and so does a DistError, which is a failure of NCCL, the
-            # network or the store.
+            # the same type for a lost connection, so only the text distinguishes the two cases. A
+            # lost connection ends the run. A DistError, which is a failure of NCCL, the network or
+            # the store, ends the run too.
             text = str(error).strip()
             lacking = isinstance(error, NotImplementedError) or "support" in text.lower()
             if isinstance(error, dist.DistError) or not lacking:
@@ -227,7 +231,7 @@ class TorchWork:
         return ""
 
     def sample(self, count: int, runs: int) -> RankBatch:
-        """Takes `count` samples of `runs` runs each, once all ranks have reached this call."""
+        """Waits for all ranks, and then takes `count` samples of `runs` runs each."""
         self._ranks.barrier()
         if self._ranks.backend == "nccl":
             return self._event_samples(count, runs)
@@ -240,12 +244,12 @@ class TorchWork:
         return RankBatch(tuple(times))
 
     def _event_samples(self, count: int, runs: int) -> RankBatch:
-        """Takes the times between two events on the current stream.
+        """Takes samples as the times between two CUDA events on the current stream.
 
-        torch synchronises this stream with the stream of NCCL. Nothing holds the stream, so if the
-        host needs longer to launch a run than the device to execute it, the sample is the time of
-        launching. The launch time that is returned is the shortest of all samples, because in
-        longer ones the host may have waited for the device with a full queue.
+        torch synchronises this stream with NCCL's stream. The stream is not blocked while runs are
+        queued. If the host needs longer to launch a run than the device to execute it, the sample
+        is therefore the launch time. The batch states the shortest launch time of all samples; a
+        longer one may include waiting for the device, because its queue was full.
         """
         pairs = []
         launches_us = []
@@ -266,7 +270,7 @@ class TorchWork:
 
 
 def topology(ranks: TorchRanks) -> dict[str, object]:
-    """Returns the host, the device, the GPU and the NCCL version of this rank."""
+    """Returns the number, host, device, GPU name and NCCL version of this rank."""
     found: dict[str, object] = {
         "rank": ranks.rank,
         "host": os.uname().nodename,
@@ -288,9 +292,13 @@ def _exchange(sent: torch.Tensor, received: torch.Tensor, ahead: int, behind: in
 
 
 def _pattern(rank: int | torch.Tensor, at: torch.Tensor, world_size: int) -> torch.Tensor:
-    """Returns the values that a rank contributes at some indices.
+    """Returns the values that a rank sends for some elements of a collective.
 
-    Of many ranks only one in `stride` contributes to an element, at other indices another one.
+    If there are more than _MOST_ADDENDS ranks, only every `stride`-th rank sends more than 0 for an
+    element. Which ranks these are depends on the index of the element.
+
+    rank: the sending rank, or one rank for each index.
+    at: indices of the elements.
     """
     stride = -(-world_size // _MOST_ADDENDS)
     contributes = (at // _PATTERN + rank) % stride == 0
@@ -298,7 +306,7 @@ def _pattern(rank: int | torch.Tensor, at: torch.Tensor, world_size: int) -> tor
 
 
 def _fill_pattern(tensor: torch.Tensor, rank: int, world_size: int) -> None:
-    """Fills a vector with the values that a rank contributes."""
+    """Fills a vector with the values that a rank sends."""
     for at, part in _chunks(tensor):
         part.copy_(_pattern(rank, at, world_size))
 

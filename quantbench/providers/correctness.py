@@ -1,9 +1,9 @@
-"""Computes the error of a result from its inputs and outputs, at a fraction of the result's cost.
+"""Checks the outputs of a workload against a reference, at a fraction of the workload's cost.
 
-The error of a whole output is ‖out − ref‖ / ‖ref‖, which must be at most the tolerance; where the
-terms of the reference cancel, the norm before they cancel replaces ‖ref‖. The error of each row
-must be at most 3.2 times the tolerance. The module also holds the tolerances, and references for
-each workload that share no code with quantbench's kernels.
+`check` is the entry point; `audit` calls it. The error of an output is ‖out − ref‖ / ‖ref‖, which
+must be at most the tolerance. The error of each row must be at most 3.2 times the tolerance. If the
+terms of a sum cancel, ‖ref‖ is the norm before they cancel. The references share no code with
+quantbench's kernels.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ from quantbench.providers.base import Tolerance
 from quantbench.workload import Attention, Gemm, GroupedGemm, Permute, Softmax, Workload
 
 _VECTORS = 8  # random vectors on each side of a GEMM in `_freivalds`
-#: Ratio of a row's largest allowed error to the tolerance. `_freivalds` estimates the error of a
-#: row, and P(χ²(8) > 8 · 3.2²) = 2e-14, so fewer than one in 10¹³ correct rows fails.
+#: Largest allowed error of a row, as a multiple of the tolerance. `_freivalds` only estimates the
+#: error of a row. P(χ²(8) > 8 · 3.2²) = 2e-14, so fewer than one in 10¹³ correct rows fails.
 _ROW_FACTOR = 3.2
-#: Attention is checked in one row of every stretch of this many rows.
+#: Of every this many consecutive rows of attention, one random row is checked.
 TILE = 64
 
-# Number of elements that are converted at once. On a CPU they fit into the cache of a core, and on
-# CUDA they keep a GPU busy (128 MiB in float64).
+# Number of elements that are converted and checked at a time. On a CPU, they fit into a core's
+# cache (1 MiB in float64). On CUDA, they keep the GPU busy (128 MiB in float64).
 _CHUNK_ELEMENTS = {"cpu": 2**17, "cuda": 2**24}
-# Largest number of query-key pairs for which attention is recomputed in full.
+# Up to this number of query-key pairs, all rows of attention are checked.
 _WHOLE_PAIRS = 2**21
 
-# Tolerances of GEMMs, sums of permutations, softmax and attention, each with its reason, by dtype.
+# Tolerances by dtype, each with its reason. There is one table for GEMMs, the weighted sums of
+# unpermute, softmax, attention, and the backward pass of attention.
 _GEMM = {
     "fp16": (
         1e-3,
@@ -47,8 +48,8 @@ _GEMM = {
         1e-2,
         "bf16 results of exact fp8 operands; tensor cores may keep 14 bits between k-steps",
     ),
-    # Sums and residuals are exact except for the rounding of float64. One wrong unit in 16384²
-    # elements is an error of 1e-8.
+    # The check computes int8 GEMMs in float64, with almost no rounding. If one of 16384² elements
+    # is wrong by 1, the error is 1e-8.
     "int8": (1e-13, "integers are exact"),
 }
 _SUMS = {
@@ -80,9 +81,10 @@ _ATTENTION_BACKWARD = {
 
 
 def tolerance(workload: Workload) -> Tolerance:
-    """Returns the bound on the relative error of a whole output.
+    """Returns the bound on the relative error of a whole output, which is ‖out − ref‖ / ‖ref‖.
 
     The bound is several times the error of correct results.
+
     Raises InputError for a workload that does not run on one GPU.
 
     >>> tolerance(Gemm(4096, 4096, 16384)).relative_norm
@@ -97,7 +99,7 @@ def tolerance(workload: Workload) -> Tolerance:
     if isinstance(workload, Gemm):
         if workload.dtype == "fp32":
             # The rounding error of a sum in any order grows as √k. The measured error is 0.35 ·
-            # 2⁻²⁴ · √k, and tf32 would have 3e-4.
+            # 2⁻²⁴ · √k. A GEMM in tf32 instead of fp32 would have an error of 3e-4.
             bound = 2**-24 * (4 + sqrt(workload.k))
             return Tolerance(bound, f"fp32 sums of {workload.k} products: 2⁻²⁴·(4 + √k)")
         return Tolerance(*_GEMM[workload.dtype])
@@ -111,12 +113,12 @@ def tolerance(workload: Workload) -> Tolerance:
 
 @dataclass(frozen=True)
 class Rows:
-    """Squared errors of some rows of one output, and the squared norms to which they are relative.
+    """Squared errors of some rows of one output, and squared norms of the reference.
 
     what: name of the rows for messages, such as "rows of o".
-    error: squared norm of the error of each row.
-    norm: squared norm of the reference of each row, or the value that it would have without
-        cancellation.
+    error: squared norm of each row's error.
+    norm: squared norm of each row of the reference. If the terms of a row cancel, this is the
+        squared norm before they cancel.
     """
 
     what: str
@@ -125,7 +127,7 @@ class Rows:
 
 
 def _joined(parts: Sequence[Rows]) -> Rows:
-    """Joins rows of one output into one."""
+    """Joins several groups of rows of one output into one group."""
     return Rows(
         parts[0].what,
         torch.cat([rows.error for rows in parts]),
@@ -134,9 +136,9 @@ def _joined(parts: Sequence[Rows]) -> Rows:
 
 
 def _joined_outputs(parts: Sequence[Sequence[Rows]]) -> list[Rows]:
-    """Joins the rows of each output over all parts.
+    """Joins the groups of rows of each output.
 
-    parts: for each part, the rows of each output.
+    parts: checked parts of a workload, such as its experts; for each part, the rows of each output.
     """
     return [_joined(same) for same in zip(*parts, strict=True)]
 
@@ -150,15 +152,18 @@ def check(
     *,
     must_see: Sequence[tuple[int, ...]] = (),
 ) -> float:
-    """Returns the relative error of the worst output. `audit.check` runs the workload first.
+    """Checks the outputs of a workload that has run, and returns the largest relative error.
 
-    The references share no code with quantbench's kernels.
+    (`audit.check` also runs the workload.)
 
     who: operation for error messages.
     inputs, outputs: tensors of `Task.inputs` and `Task.outputs`, with correct shapes.
-    generator: source of the random vectors and rows, with a seed that the provider cannot know.
-    must_see: (sample, head, row) of the attention queries that must be recomputed.
-    Raises MeasurementError that states the error and the bound, if the error is too large.
+    generator: source of the random vectors and rows of the check. The provider must not know its
+        seed.
+    must_see: (sample, head, row) of attention queries that must be checked; default only random
+        queries.
+
+    Raises MeasurementError, which states the error and the bound, if an error is too large.
     """
     inputs = [tensor.detach() for tensor in inputs]
     outputs = [tensor.detach() for tensor in outputs]
@@ -180,8 +185,10 @@ def check(
 def _judge(who: str, rows: Rows, bound: Tolerance, outputs: Sequence[torch.Tensor]) -> float:
     """Returns the relative error over all rows.
 
-    Raises MeasurementError if this error exceeds the bound, or if the error of one row exceeds 3.2
-    times the bound.
+    outputs: outputs of the task, in which unwritten elements are counted for the error message.
+
+    Raises MeasurementError if the error over all rows exceeds the bound, or if the error of one row
+    exceeds 3.2 times the bound.
     """
     whole = float(_relative(rows.error.sum(), rows.norm.sum()))
     worst = float(_relative(rows.error, rows.norm).max())
@@ -202,7 +209,7 @@ def _judge(who: str, rows: Rows, bound: Tolerance, outputs: Sequence[torch.Tenso
 
 
 def _relative(error: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
-    """Returns √(error / norm), which is 0 if the error is 0, and NaN if either is NaN."""
+    """Returns √(error / norm), which is 0 if the error is 0, and NaN if an argument is NaN."""
     return torch.where(error == 0, norm.isnan() * norm, error / norm).sqrt()
 
 
@@ -216,22 +223,26 @@ def _not_finite(output: torch.Tensor) -> int:
 
 
 def fast_format() -> torch.dtype:
-    """Returns fp32, or float64 if a provider lowered the process-wide fp32 matmul precision."""
+    """Returns the dtype for fast checks: fp32, which GEMMs must compute in full precision.
+
+    A provider may have lowered the precision of fp32 GEMMs for the whole process. Returns float64
+    in this case.
+    """
     return torch.float32 if torch.get_float32_matmul_precision() == "highest" else torch.float64
 
 
 def _precision(workload: Workload) -> torch.dtype:
-    """Returns the dtype in which a check sums up.
+    """Returns the dtype in which a check computes.
 
-    The dtype is that of `fast_format` if the tolerance is 1e-3 or more, else float64.
+    This is `fast_format()` if the tolerance is 1e-3 or more, else float64.
     """
     return fast_format() if tolerance(workload).relative_norm >= 1e-3 else torch.float64
 
 
 def row_chunks(matrices: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
-    """Yields chunks of consecutive rows of matrices, each with the slice of its rows.
+    """Yields chunks of consecutive rows of matrices, as (slice of the rows, chunk).
 
-    The matrices have the shape (group, rows, cols).
+    matrices: matrices of equal shape (group, rows, cols). A chunk has the rows of all matrices.
     """
     group, rows, cols = matrices.shape
     step = max(1, _CHUNK_ELEMENTS[matrices.device.type] // (group * cols))
@@ -249,7 +260,7 @@ class Projections:
 
     left: left·M (group, left vectors, cols).
     right: M·right (group, rows, right vectors).
-    square: ‖M‖² over all matrices; 0 if it was not requested.
+    square: sum of ‖M‖² over all matrices; 0 if it was not requested.
     """
 
     left: torch.Tensor
@@ -265,9 +276,10 @@ def project(
     *,
     square: bool = False,
 ) -> Projections:
-    """Multiplies matrices by a few vectors on the left and on the right.
+    """Multiplies matrices by a few vectors from the left and from the right.
 
-    Each chunk of the matrices is read and converted once, in the order in which it is stored.
+    The matrices are read in chunks, in the order in which they are stored. Each chunk is read and
+    converted only once.
 
     matrices: the matrices M (group, rows, cols).
     compute: dtype of left, right and the sums.
@@ -284,13 +296,13 @@ def project(
         turned = project(matrices.mT, compute, right.mT, left.mT, square=square)
         return Projections(turned.right.mT, turned.left.mT, turned.square)
     lefts = left.new_zeros(group, left.shape[1], cols)
-    # A GEMM whose result has few rows is faster than one whose result has few columns.
+    # The right vectors become rows, because GEMMs with few rows are faster than with few columns.
     right_rows = right.mT.contiguous()
     rights = []
     squares = [left.new_zeros(())]
     buffer = left.new_empty(0)
     for part, chunk in row_chunks(matrices):
-        # One buffer serves all chunks, because new memory costs more than the conversion on a CPU.
+        # All chunks share one buffer. On a CPU, allocating memory takes longer than converting.
         if buffer.numel() < chunk.numel():
             buffer = buffer.new_empty(chunk.numel())
         converted = buffer[: chunk.numel()].view(chunk.shape).copy_(chunk)
@@ -312,8 +324,8 @@ def _product(
     matrices = [*inputs, c]
     if c.dim() == 2:
         matrices = [matrix[None] for matrix in matrices]
-    # Number of matrices of the batch that are checked together, such that a chunk of elements
-    # holds 64 rows of each matrix.
+    # Number of matrices of the batch that are checked together. A chunk then contains at least 64
+    # rows of each matrix.
     longest = max(work.m, work.n, work.k)
     together = max(1, _CHUNK_ELEMENTS[c.device.type] // (64 * longest))
     chunks = zip(*(matrix.split(together) for matrix in matrices), strict=True)
@@ -324,7 +336,10 @@ def _product(
 def _grouped(
     work: GroupedGemm, inputs: Sequence[torch.Tensor], c: torch.Tensor, generator: torch.Generator
 ) -> list[Rows]:
-    """Checks the rows and columns of each expert of a grouped GEMM by `_freivalds`."""
+    """Checks the rows and columns of each expert's GEMM by `_freivalds`.
+
+    For layout tn, the output of an expert without rows must be 0.
+    """
     a, b = inputs
     compute = _precision(work)
     parts = []
@@ -349,7 +364,7 @@ def _grouped(
 
 
 def _permuted(work: Permute, inputs: Sequence[torch.Tensor], y: torch.Tensor) -> Rows:
-    """Checks every row of a permutation, which it recomputes in chunks. Copies must be exact."""
+    """Checks every row of a permutation, which is recomputed in chunks. Copies must be exact."""
     x = inputs[0]
     order = inputs[-1]
     compute = _precision(work)
@@ -373,30 +388,32 @@ def _freivalds(
     generator: torch.Generator,
     compute: torch.dtype,
 ) -> list[Rows]:
-    """Estimates the error of each row and column of c − a·b by Freivalds' check.
+    """Estimates the error of each row and each column of c, which should be a·b.
 
-    For 8 random normal vectors x and y, c·x is compared with a·(b·x) and yᵀ·c with (yᵀ·a)·b, which
-    costs O(mn + nk + mk) instead of O(mnk). Sums are taken in fp32 if the tolerance is 1e-3 or
-    more, else in float64 (fp32 and int8 GEMMs).
+    This is Freivalds' check. With 8 random normal vectors x and 8 vectors y, c·x is compared with
+    a·(b·x), and yᵀ·c with (yᵀ·a)·b. The cost is O(mn + nk + mk) instead of O(mnk).
 
-    If the error of a row is the vector e, the residual of each random vector is normal with
-    standard deviation ‖e‖, so the mean square over 8 vectors is ‖e‖² · χ²(8) / 8. A correct row
-    fails with probability 2e-14. A row or column whose error is over 32 times the tolerance passes
-    with probability 1e-7, and one whose error is over 13 times the tolerance passes with
-    probability 1e-4. Errors in many rows or columns add up: an error over 1.5 times the tolerance
-    in the whole output is found, and so is a tile of 128×128 that was left out of a result of
-    16384×16384.
+    If e is the error of a row, its residual with each random vector is normal with standard
+    deviation ‖e‖. The mean square over 8 vectors is therefore ‖e‖² · χ²(8) / 8, which gives these
+    probabilities:
+    - a correct row fails: 2e-14;
+    - a row or column passes although its error is 32 times the tolerance: 1e-7;
+    - a row or column passes although its error is 13 times the tolerance: 1e-4.
 
-    Errors are relative to the norm that a·b is expected to have for random a and b of the measured
-    norms, or to the norm of c as estimated by the same vectors, whichever is larger.
+    Errors in many rows add up, so an error of 1.5 times the tolerance over the whole output is
+    found. A tile of 128×128 that is missing in an output of 16384×16384 is found too.
+
+    Errors are relative to the larger of two norms: the expected norm of a·b for random matrices
+    with the norms of a and b, and the norm of c as estimated with the same vectors.
 
     a, b, c: matrices (group, m, k), (group, k, n) and (group, m, n).
-    compute: dtype of the sums.
+    compute: dtype of the computation.
     """
     group, m, n = c.shape
     k = a.shape[-1]
 
     def vectors(*shape: int) -> torch.Tensor:
+        """Draws random normal vectors, the same for all matrices of the group."""
         drawn = torch.randn(*shape, generator=generator, device=a.device, dtype=compute)
         return drawn.expand(group, -1, -1)
 
@@ -413,6 +430,12 @@ def _freivalds(
     def rows(
         what: str, found: torch.Tensor, expected: torch.Tensor, dim: int, norm: torch.Tensor
     ) -> Rows:
+        """Estimates squared errors from the products of c with random vectors.
+
+        found, expected: products with c, and the same products with a·b.
+        dim: dimension of the random vectors, over which the mean square is taken.
+        norm: expected squared norm of a row or column of a·b.
+        """
         error = (found - expected).double().square_().mean(dim).flatten()
         own = found.double().square_().mean(dim).flatten()
         return Rows(what, error, torch.maximum(own, norm))
@@ -429,7 +452,7 @@ def _freivalds(
 def causal_mask(rows: int, cols: int, device: torch.device, first_row: int = 0) -> torch.Tensor:
     """Returns a boolean mask (rows, cols) that is True above the diagonal, where scores are masked.
 
-    first_row: index of the first row within the whole matrix.
+    first_row: index of the mask's first row in the whole matrix; default 0.
     """
     return torch.ones(rows, cols, dtype=torch.bool, device=device).triu(diagonal=1 + first_row)
 
@@ -437,7 +460,7 @@ def causal_mask(rows: int, cols: int, device: torch.device, first_row: int = 0) 
 def softmax(x: torch.Tensor, scale: float, dropped: torch.Tensor | None) -> torch.Tensor:
     """Computes softmax(scale · x) over the last dimension, in the dtype of x.
 
-    dropped: boolean mask, True for the elements that are left out; None for no mask.
+    dropped: boolean mask, True for masked elements, whose result is 0; None for no mask.
     """
     scores = x * scale
     if dropped is not None:
@@ -454,14 +477,15 @@ def softmax_backward(y: torch.Tensor, gradient: torch.Tensor, scale: float) -> t
 def _softmax(
     work: Softmax, inputs: Sequence[torch.Tensor], output: torch.Tensor, bound: float
 ) -> Rows:
-    """Checks every row of a softmax or of its gradient, which it recomputes in chunks.
+    """Checks every row of a softmax, or of its gradient, which are recomputed in chunks.
 
     bound: the tolerance, as a relative error.
     """
     x = inputs[0]
     compute = _precision(work)
     samples, heads, rows, cols = x.shape
-    # A result below the smallest number of its format becomes 0, which is no error.
+    # A result below the smallest number of its dtype correctly becomes 0. The floor is added to the
+    # norms, so that such a difference stays within the bound.
     smallest = torch.finfo(x.dtype).smallest_normal * torch.finfo(x.dtype).eps
     floor = cols * (smallest / bound) ** 2
     chunk = _CHUNK_ELEMENTS[x.device.type]
@@ -481,8 +505,8 @@ def _softmax(
         size = expected
         if work.direction == "backward":
             gradient = inputs[-1][at].to(compute)
-            # The norm ignores the cancellation between the two terms, by which correct results lose
-            # digits.
+            # The gradient is a difference of two terms. Correct results lose digits where the terms
+            # cancel, so the norm is computed from their absolute values.
             mean = (gradient * expected).abs_().sum(-1, keepdim=True)
             size = work.scale * expected * (gradient.abs() + mean)
             expected = softmax_backward(expected, gradient, work.scale)
@@ -501,12 +525,12 @@ def _attention(
     generator: torch.Generator,
     must_see: Sequence[tuple[int, ...]],
 ) -> list[Rows]:
-    """Checks one random query row of every TILE rows of every head by computing it in full.
+    """Recomputes random rows of attention and checks them, one of every TILE rows in each head.
 
-    If the problem is small, all rows are checked. In the backward pass the same rows of the
-    gradient of q are checked, and one random row of every TILE rows of the gradients of k and v. A
-    wrong block of TILE aligned rows is always found. Errors in a fraction s of the rows are missed
-    with probability (1 − s)^(number of rows checked).
+    In the forward pass, these are rows of o. In the backward pass, they are rows of the gradients
+    of q, k and v. A small workload is checked in all rows. A wrong block of TILE aligned rows is
+    always found. Errors in a fraction s of the rows are missed with probability
+    (1 − s)^(number of checked rows).
 
     must_see: (sample, head, row) of queries that must be checked.
     """
@@ -534,7 +558,7 @@ def _attention(
 
 
 def _one_of_each(size: int, tile: int, generator: torch.Generator) -> torch.Tensor:
-    """Draws a random index from each stretch of `tile` indices in 0 … size − 1."""
+    """Draws one random index from each `tile` consecutive indices in 0 … size − 1."""
     starts = torch.arange(0, size, tile, device=generator.device)
     within = torch.randint(tile, starts.shape, generator=generator, device=generator.device)
     return starts + torch.minimum(within, size - 1 - starts)
@@ -548,11 +572,11 @@ def _attention_rows(
     o: torch.Tensor,
     queries: torch.Tensor,
 ) -> Rows:
-    """Checks the rows `queries` of o, for one key head of one sample.
+    """Checks some rows of o, for one key head of one sample.
 
-    q, o: the query heads that share the key head (heads, seq_q, head_dim).
-    k, v: the key head (seq_k, head_dim).
-    queries: indices of the rows to check (rows,).
+    q, o: query heads that share the key head, and their results (heads, seq_q, head_dim).
+    k, v: keys and values of the key head (seq_k, head_dim).
+    queries: indices of the rows to check, in all query heads (rows,).
     """
     compute = _precision(work)
     k = k.to(compute)
@@ -579,17 +603,18 @@ def _attention_gradients(
     queries: torch.Tensor,
     keys: torch.Tensor,
 ) -> list[Rows]:
-    """Checks some rows of dq, dk and dv for one key head of one sample.
+    """Checks some rows of dq, dk and dv, the gradients of q, k and v, for one key head of a sample.
 
-    The rows are `queries` of dq, and `keys` of dk and dv. The gradient of the scores is ds = p·(dp
-    − δ), where δ is the mean of dp under p. Errors are relative to the norms of the terms before
+    The gradient of the scores is ds = p·(dp − δ), where p are the probabilities, dp is their
+    gradient, and δ is the mean of dp under p. Errors are relative to the norms of the terms before
     they cancel.
 
-    q, gradient: the query heads that share the key head, and the gradient of o (heads, seq_q,
+    q, gradient: query heads that share the key head, and the gradient of o (heads, seq_q,
         head_dim).
-    k, v: the key head (seq_k, head_dim).
+    k, v: keys and values of the key head (seq_k, head_dim).
     results: dq, dk and dv as the provider computed them.
-    queries, keys: indices of the rows to check.
+    queries: indices of the rows of dq to check (rows,).
+    keys: indices of the rows of dk and dv to check (rows,).
     """
     compute = _precision(work)
     scale = work.head_dim**-0.5
@@ -610,8 +635,8 @@ def _attention_gradients(
         dp = do @ v.T
         delta = (p * dp).sum(-1, keepdim=True)
         ds = p * (dp - delta) * scale
-        # Where the terms of dp cancel, as in the first causal rows, dp is small but its rounding
-        # error is not. The norm of dp is therefore at least that of its terms.
+        # If the terms of dp cancel, as in the first causal rows, dp is small but its rounding error
+        # is not. The norm of dp is therefore taken to be at least that of its terms.
         dp_square = torch.maximum(dp.square_(), do.square() @ v_square.T)
         size = p.square() * (dp_square + delta.square_()) * scale**2
         picked = queries[(queries >= part[0]) & (queries <= part[-1])]
@@ -632,7 +657,7 @@ def _attention_gradients(
 
 
 def _attend(work: Attention, q: torch.Tensor, k: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Returns the probabilities of q over all keys (heads, rows, seq_k).
+    """Returns the attention probabilities of query rows over all keys (heads, rows, seq_k).
 
     q: query rows (heads, rows, head_dim).
     k: keys of one head (seq_k, head_dim).

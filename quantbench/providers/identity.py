@@ -1,7 +1,8 @@
-"""Identifies the kernel that a workload ran, with torch.profiler, and the tile of this kernel.
+"""Identifies the kernel that a workload runs, and its tile, with torch.profiler (`identify`).
 
-Each point is profiled once, in a process that times nothing. The kernel's name and grid determine
-its tile and split-k. The module also lists the versions of the installed software.
+Each point is profiled once, in a process that times nothing. The tile and split-k follow from the
+kernel's name and grid. The module also lists the software versions that a run records
+(`versions`).
 """
 
 from __future__ import annotations
@@ -28,15 +29,16 @@ if TYPE_CHECKING:
     from quantbench.device.spec import DeviceSpec
     from quantbench.workload import Workload
 
-#: event of a trace, as `export_chrome_trace` writes it
+#: event in a Chrome trace, as torch.profiler's `export_chrome_trace` writes it
 TraceEvent = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class KernelEvent:
-    """One kernel of a trace.
+    """One kernel in a trace.
 
-    launch: the launch without its tile, and with the blocks per SM that the profiler states.
+    launch: the launch without its tile. blocks_per_sm is the profiler's number, if there is one.
+    duration_us: time of the kernel in µs.
     """
 
     launch: Launch
@@ -50,14 +52,15 @@ def identify(
     *,
     trace: Callable[[Callable[[], None]], Sequence[TraceEvent]] | None = None,
 ) -> Launch | None:
-    """Returns the launch of the kernel that does the work of `run` (see `launch_of`).
+    """Returns the launch of the kernel that does the main work of `run` (see `launch_of`).
 
     Returns None on a CPU, where nothing is profiled, and if the profiler saw no kernel. This
-    function must be called after all timing, because CUPTI adds to the cost of every launch once
-    the profiler has been active in a process.
+    function must be called after all timing: once the profiler has been active in a process, CUPTI
+    slows down every launch.
 
-    trace: function that runs its argument once under a profiler and returns the events of the trace
-        (torch's profiler by default).
+    run: function that runs the workload once.
+    trace: function that runs its argument once under a profiler and returns the events; default
+        torch's profiler.
     """
     if device.kind != "cuda":
         return None
@@ -66,18 +69,17 @@ def identify(
 
 
 def trace_events(run: Callable[[], None]) -> list[TraceEvent]:
-    """Runs once under torch.profiler and returns the events of the Chrome trace.
+    """Profiles one run with torch.profiler, and returns the events of the exported Chrome trace.
 
-    A first run without the profiler loads modules. The exported trace is read instead of the
-    profiler's event objects, because only the trace contains grid, block, registers and shared
-    memory.
+    A run before it, without the profiler, loads modules. The exported trace is used because the
+    profiler's event objects do not contain grid, block, registers and shared memory.
     """
     import torch
     from torch.profiler import ProfilerActivity, profile
 
-    # Later versions of torch detach CUPTI after each profile unless this variable is 0. Detaching
-    # is slow if there are many profiles, and it is a race if the next profile starts soon after
-    # (pytorch/kineto pull requests 1264 and 1554).
+    # Later versions of torch detach CUPTI after each profile if this variable is not 0. Detaching
+    # is slow if there are many profiles. It also causes a race condition if the next profile starts
+    # soon after (pytorch/kineto pull requests 1264 and 1554).
     os.environ.setdefault("TEARDOWN_CUPTI", "0")
     run()
     torch.cuda.synchronize()
@@ -97,19 +99,19 @@ def read_trace(path: Path) -> list[TraceEvent]:
 
 
 def kernel_events(events: Sequence[TraceEvent]) -> tuple[KernelEvent, ...]:
-    """Returns the kernels among the events of a trace, by start time, without copies and fills."""
+    """Returns the kernels in a trace, sorted by start time, without memory copies and fills."""
     kernels = [event for event in events if str(event.get("cat", "")).lower() == "kernel"]
-    # A trace is written in the order in which CUPTI returns its buffers, which is not fixed.
+    # The order of the events in a trace is not fixed: it depends on when CUPTI returns its buffers.
     kernels.sort(key=lambda event: float(event.get("ts", 0.0)))
     return tuple(map(_kernel_event, kernels))
 
 
 def _kernel_event(event: TraceEvent) -> KernelEvent:
-    """Converts an event of a trace to a kernel event."""
+    """Converts a kernel's event in a trace to a `KernelEvent`."""
     args = event.get("args", {})
-    # Kineto computes the occupancy without the opt-in shared memory, so it writes 0 for every
-    # kernel that uses more than 48 KiB (pytorch/kineto, CudaDeviceProperties.cpp). The argument
-    # "blocks per SM" is grid size / SM count, which is not the number of resident blocks.
+    # Kineto computes the occupancy with the default limit of 48 KiB shared memory, so it writes 0
+    # for every kernel that uses more (pytorch/kineto, CudaDeviceProperties.cpp). The argument
+    # "blocks per SM" is not used: it is grid size / SM count, not the number of resident blocks.
     active = args.get("occupancy", {}).get("activeBlocksPerMultiprocessor")
     launch = Launch(
         str(event["name"]),
@@ -123,7 +125,7 @@ def _kernel_event(event: TraceEvent) -> KernelEvent:
 
 
 def _three(value: Any) -> tuple[int, int, int] | None:
-    """Returns the three numbers of a grid or block; None if the trace does not state them."""
+    """Converts the sizes of a grid or block to integers; None if the trace does not state them."""
     if value is None:
         return None
     x, y, z = map(int, value)
@@ -133,10 +135,11 @@ def _three(value: Any) -> tuple[int, int, int] | None:
 def launch_of(
     kernels: Sequence[KernelEvent], workload: Workload, device: DeviceSpec
 ) -> Launch | None:
-    """Returns the launch of the longest kernel whose name fits the kind of `workload`.
+    """Returns the launch, with its tile, of the kernel that does the main work.
 
-    The longest kernel is the one with the longest duration. If no name fits, any kernel may be
-    chosen, but a split-k reduction kernel only if no other kernel ran.
+    This is the kernel with the longest duration among those whose name fits the workload's kind. If
+    no name fits, all kernels except split-k reductions are considered. A split-k reduction is
+    chosen only if no other kernel ran. Returns None without kernels.
     """
     if not kernels:
         return None
@@ -156,7 +159,7 @@ def launch_of(
 
 
 def blocks_per_sm(launch: Launch, device: DeviceSpec) -> int | None:
-    """Returns the resident blocks per SM that the profiler stated, else computes them.
+    """Returns the number of resident blocks per SM, as the profiler stated it, else computed.
 
     Returns None if the device or the resources of the launch are unknown.
     """
@@ -172,16 +175,18 @@ def blocks_per_sm(launch: Launch, device: DeviceSpec) -> int | None:
         registers=launch.registers,
         shared_memory_bytes=launch.shared_memory_bytes or 0,
     )
-    # The kernel ran, so 0 would only mean that the limits do not fit this device.
+    # The kernel ran, so a result of 0 would mean that the limits are wrong for this device.
     return blocks or None
 
 
 def _tile(
     launch: Launch, name: KernelName, workload: Workload, warp_threads: int, *, splitting: bool
 ) -> Tile | None:
-    """Returns the tile that the name of a kernel states, with its split of the reduction.
+    """Returns the tile that a kernel's name states, with num_warps and split_k filled in.
 
-    Returns None if the tile or the split is unknown.
+    Returns None if the tile or its split_k is unknown.
+
+    splitting: whether a split-k reduction kernel also ran.
     """
     tile = name.tile
     if tile is None:
@@ -191,25 +196,26 @@ def _tile(
     if not isinstance(workload, Gemm) or launch.grid is None:
         return None if name.split_k_unknown else tile
     split_k = split_k_of(launch.grid, name, workload, splitting=splitting)
-    # A tile with a wrong split would give a wrong number of waves. The kernel's name stays in the
-    # launch, so a later version can parse it again.
+    # A tile with a wrong split_k would give a wrong number of waves, so no tile is returned. The
+    # kernel's name stays in the launch, so a later version of quantbench can parse it again.
     return None if split_k is None else replace(tile, split_k=split_k)
 
 
 def split_k_of(
     grid: tuple[int, int, int], name: KernelName, gemm: Gemm, *, splitting: bool
 ) -> int | None:
-    """Returns how many blocks share an output tile along the reduction.
+    """Returns split_k, the number of blocks that share an output tile along the reduction.
 
-    Returns None if the name and the grid do not determine this number. A split in the name is used
-    as it is. Tensile's grids are not read, because some profilers count them in threads. A kernel
-    that launches one block per tile has batch · split_k in grid z, and x · y may be larger than the
-    number of tiles, because the rasterisation pads it. The whole grid of a persistent kernel is
-    tiles · batch · split_k, as long as that many blocks are resident at once. The tiles are rounded
-    up to whole clusters.
+    Returns None if the name and the grid do not determine split_k. The rules are, in this order:
+    - If the name states a split_k, it is returned. Nothing else is used for Tensile, because some
+      profilers count Tensile's grids in threads.
+    - If a kernel launches one block per tile, its grid z is batch · split_k. Its x · y may exceed
+      the number of tiles, because the rasterisation pads them.
+    - The whole grid of a persistent kernel has tiles · batch · split_k blocks, as long as that many
+      blocks are resident at once. The tiles are rounded up to whole clusters.
 
     grid: number of blocks along x, y and z.
-    splitting: whether a reduction kernel also ran.
+    splitting: whether a split-k reduction kernel also ran.
 
     >>> name = parse("nvjet_sm90_tst_64x8_64x16_4x1_v_bz_splitK_TNT")
     >>> split_k_of((80, 1, 1), name, Gemm(m=8, n=2560, k=4096, layout="nt"), splitting=True)
@@ -220,7 +226,7 @@ def split_k_of(
     if name.tile.split_k > 1 or name.family == "tensile":
         return None if name.split_k_unknown else name.tile.split_k
     split = splitting or name.split_k_unknown
-    # cuBLAS's sgemm_32x32x32 spreads its tiles over all of x, y and z.
+    # Kernels of family cublas, such as sgemm_32x32x32, spread their tiles over x, y and z.
     whole_grid = name.persistent or name.family == "cublas"
     if not whole_grid:
         if grid[2] % gemm.batch == 0 and (grid[2] > gemm.batch or not split):
@@ -237,7 +243,7 @@ def split_k_of(
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of all installed software that a measured time may depend on."""
+    """Returns the versions of all software on which a measured time may depend, by name."""
     import torch
 
     found = {
@@ -250,8 +256,8 @@ def versions() -> dict[str, str]:
         found["cuda"] = torch.version.cuda
     if torch.cuda.is_available() and torch.backends.cudnn.is_available():
         found["cudnn"] = str(torch.backends.cudnn.version())
-    # triton compiles quantbench's own kernels. cuBLAS computes mm, and its choice of kernels moves
-    # cliffs.
+    # Triton compiles quantbench's own kernels. cuBLAS runs torch.mm; which kernel it chooses at
+    # which size moves cliffs.
     for name, package in (
         ("triton", "triton"),
         ("cublas", "nvidia-cublas"),

@@ -1,8 +1,9 @@
-"""Creates random inputs of workloads on the device.
+"""Creates random inputs of workloads on a device (`Inputs`).
 
-The same seed gives the same tensors on devices of one kind. The distribution is recorded with every
-run, because the power that a GPU draws depends on the data. The module also defines the shapes,
-dtypes and strides of the inputs and outputs of each workload.
+The same seed gives the same tensors on devices of the same kind. Every run records the distribution
+of its inputs, because the power that a GPU draws, and with it the SM clock, depends on the data.
+The module also defines the shapes, dtypes and strides of all inputs and outputs
+(`input_templates`, `output_templates`).
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ TORCH_DTYPES: dict[str, torch.dtype] = {
 }
 
 _CHUNK_ELEMENTS = 2**24  # 64 MiB of fp32
-# On a CPU: how many numbers are drawn for all large tensors of a format, and how many of these
-# numbers are copied at a time.
+# On a CPU, large tensors are filled with copies from a pool of random numbers, one pool per dtype:
+# size of the pool, and length of each copied piece.
 _POOL_ELEMENTS = 2**16
 _PIECE_ELEMENTS = 64
 _INTEGER_LIMIT = 4  # largest absolute value of the distribution `integers`
-# Largest numbers of the narrow formats: OCP FP8 1.0 (e4m3), and int8 without −128, which makes its
-# range symmetric.
+# Largest number of each 8-bit dtype. For fp8, it is that of e4m3 (OCP FP8 1.0). For int8, −128 is
+# not used, so that the range is symmetric.
 _LARGEST = {"fp8": 448.0, "int8": 127.0}
-# Value of a distribution that is stored as the largest number of a narrow format. Numbers of a
-# larger absolute value are cut off, which are about one of 5·10⁸ normal numbers.
+# Value of a distribution that is scaled to the largest number of an 8-bit dtype. Larger absolute
+# values are cut off: about one in 5·10⁸ normal numbers.
 _RANGE = {"normal": 6.0, "uniform": 1.0}
 
 
@@ -49,10 +50,10 @@ def torch_device(device: DeviceSpec) -> torch.device:
 
 
 def quantum(dtype: str, distribution: str) -> float:
-    """Returns the real value of one stored unit, such that real = quantum · stored.
+    """Returns the scale of stored numbers, such that real value = quantum · stored number.
 
-    The value is 1 unless the dtype is fp8 or int8 and the distribution is normal or uniform.
-    Numbers of these distributions are scaled to the range of the dtype, like quantised tensors.
+    For fp8 and int8, normal and uniform numbers are scaled to the range of the dtype, like
+    quantised tensors. In all other cases the scale is 1.
 
     >>> quantum("int8", "uniform") == 1 / 127
     True
@@ -63,13 +64,14 @@ def quantum(dtype: str, distribution: str) -> float:
 
 
 class Inputs:
-    """Generator of random tensors of one distribution on one device, from one seed.
+    """Generator of random tensors with one distribution, on one device, from one seed.
 
     distribution: one of the following.
     - `normal`: mean 0 and standard deviation 1.
     - `uniform`: between −1 and 1, as CUTLASS advises for measurements.
     - `integers`: whole numbers from −4 to 4, the default of CUTLASS' profiler.
-    - `zeros`: all zero, which is unrealistic, and fastest on a GPU.
+    - `zeros`: all zero. This is unrealistic, and gives the shortest times on a GPU.
+
 
     Raises InputError for another distribution.
     """
@@ -92,7 +94,7 @@ class Inputs:
     def operands(self, workload: Workload) -> tuple[torch.Tensor, ...]:
         """Creates all inputs of a workload, in the order and with the strides of `input_templates`.
 
-        In a padding mask about half of the elements are True (masked), but never a whole row.
+        About half of the elements of a padding mask are True (masked), but never a whole row.
         Indices are a random permutation.
         """
         found = tuple(
@@ -103,12 +105,12 @@ class Inputs:
         return found
 
     def gemm_operands(self, gemm: Gemm) -> tuple[torch.Tensor, torch.Tensor]:
-        """Creates a and b of a GEMM, for the providers of users."""
+        """Creates a and b of a GEMM, for user-defined providers."""
         a, b = self.operands(gemm)
         return a, b
 
     def fill(self, tensor: torch.Tensor) -> None:
-        """Writes new values into a tensor that is stored like a tensor of `operands`.
+        """Writes new numbers into a tensor, contiguous or transposed in its last two dimensions.
 
         A boolean tensor is filled as a padding mask, and a tensor of 64-bit integers as indices.
         """
@@ -127,10 +129,10 @@ class Inputs:
                 stored[..., 0] = False
 
     def _copy_pieces(self, flat: torch.Tensor) -> None:
-        """Fills a vector with pieces of numbers that were drawn once for its format.
+        """Fills a vector with pieces from a pool of 2¹⁶ random numbers of its dtype.
 
-        Each piece of 64 numbers is copied from a random position among 2¹⁶ drawn numbers, because a
-        CPU draws only 50 to 100 million numbers a second.
+        Each piece of 64 numbers is copied from a random position in the pool. Drawing all numbers
+        would be slow, because a CPU draws only 50 to 100 million numbers a second.
         """
         if flat.dtype not in self._pools:
             self._pools[flat.dtype] = torch.empty(_POOL_ELEMENTS, dtype=flat.dtype)
@@ -143,7 +145,7 @@ class Inputs:
         flat[whole * _PIECE_ELEMENTS :] = pieces[starts[whole], :rest]
 
     def _draw(self, out: torch.Tensor) -> None:
-        """Draws every element of a contiguous tensor."""
+        """Draws every element of a contiguous tensor anew."""
         if out.dtype == torch.bool:
             out.random_(generator=self.generator)
         elif out.dtype == TORCH_DTYPES["fp8"]:
@@ -154,7 +156,7 @@ class Inputs:
             self._fill(out)
 
     def _fill(self, out: torch.Tensor) -> torch.Tensor:
-        """Draws numbers of the distribution in place, without scaling."""
+        """Draws numbers of the distribution into `out`, without scaling."""
         if self.distribution == "normal":
             return out.normal_(generator=self.generator)
         if self.distribution == "uniform":
@@ -162,7 +164,7 @@ class Inputs:
         return out.random_(-_INTEGER_LIMIT, _INTEGER_LIMIT + 1, generator=self.generator)
 
     def _quantised(self, out: torch.Tensor, dtype: str) -> None:
-        """Draws the numbers of a narrow format in fp32, and converts one chunk at a time."""
+        """Draws numbers of an 8-bit dtype: draws fp32 numbers, and scales and converts them."""
         flat = out.view(-1)
         largest = _LARGEST[dtype]
         for start in range(0, flat.numel(), _CHUNK_ELEMENTS):
@@ -175,9 +177,9 @@ class Inputs:
 
 
 def input_templates(workload: Workload) -> tuple[torch.Tensor, ...]:
-    """Returns templates of `Task.inputs` on torch's meta device.
+    """Returns the inputs of a workload (`Task.inputs`) as tensors without memory.
 
-    The templates have the shapes, dtypes and strides of the inputs.
+    These templates, on torch's meta device, have the shapes, dtypes and strides of the inputs:
 
     gemm: a (m, k) and b (k, n), with a leading batch dimension if batch > 1.
     grouped_gemm: a (rows, k) and b (experts, k, n); for layout tn a (k, rows) and b (rows, n).
@@ -223,10 +225,11 @@ def input_templates(workload: Workload) -> tuple[torch.Tensor, ...]:
 
 
 def output_templates(workload: Workload) -> tuple[torch.Tensor, ...]:
-    """Returns templates of `Task.outputs` on the meta device.
+    """Returns the outputs of a workload (`Task.outputs`) as tensors without memory.
 
-    Only the outputs of GEMMs and grouped GEMMs must have the strides of their templates, because
-    attention kernels may order the heads differently.
+    These templates, on torch's meta device, have the shapes and dtypes of the outputs. Only outputs
+    of GEMMs and grouped GEMMs must also have the templates' strides; attention kernels, for
+    instance, may store the heads in another order.
     """
     inputs = input_templates(workload)
     if isinstance(workload, Gemm | GroupedGemm):

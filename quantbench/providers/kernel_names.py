@@ -1,8 +1,8 @@
-"""Parses the name of a GPU kernel into its library, role and tile.
+"""Parses the name of a GPU kernel into its library, role and tile (`parse`).
 
-Names of library kernels are not documented, so the grammars were derived from names seen in
-practice and checked against the grids of their launches (tests/providers/test_kernel_names.py lists
-the names and the grids, with their sources). A name that fits no grammar has no tile.
+Names of library kernels are not documented. The grammars (regular expressions) here were derived
+from real names, and checked against the grids of the launches. The names and grids are listed, with
+their sources, in tests/providers/test_kernel_names.py. A name that fits no grammar has no tile.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from math import prod
 from quantbench.errors import InputError
 from quantbench.launch import Tile
 
-#: threads of a wavefront, which is AMD's warp, on the GPUs of these libraries (CDNA)
+#: threads of a wavefront, AMD's counterpart of a warp, on the GPUs of AMD's libraries (CDNA)
 _WAVEFRONT = 64
 
 
@@ -22,16 +22,16 @@ _WAVEFRONT = 64
 class KernelName:
     """Properties that were parsed from the name of a kernel.
 
-    family: library or group of kernels, from `_KINDS`; most of cuBLAS's own kernels have their
-        architecture as family.
+    family: library or group of kernels, from `_KINDS`. For most of cuBLAS's own kernels it is the
+        architecture, such as ampere.
     role: gemm, splitk_reduce, attention, softmax or other.
-    tile: the tile for row-major m and n (see the note on `_KINDS`); None if the name states no
-        tile. For attention, block_m counts queries and block_n counts keys.
-    cluster: number of blocks of a cluster along (m, n).
-    split_k_unknown: whether the name states that the reduction is split over blocks, or may be, but
-        not over how many. tile.split_k is then 1.
-    persistent: whether the grid is limited to the resident blocks, which loop over tiles, so that
-        the grid does not count tiles.
+    tile: tile for row-major m and n (see the note above `_KINDS`); None if the name states no tile.
+        For attention, block_m counts queries and block_n counts keys.
+    cluster: number of blocks in a cluster along (m, n); None if the name states none.
+    split_k_unknown: whether the reduction is, or may be, split over a number of blocks that the
+        name does not state. tile.split_k is then 1.
+    persistent: whether the grid has at most the resident blocks, which loop over tiles. The grid of
+        such a kernel does not give the number of tiles.
     """
 
     family: str
@@ -43,10 +43,10 @@ class KernelName:
 
 
 def parse(name: str) -> KernelName:
-    """Parses the name of a kernel as the profiler prints it.
+    """Parses the demangled name of a kernel, as the profiler prints it.
 
-    The name is demangled, with or without `void` and template arguments. quantbench's own kernels
-    state their tile themselves and are not parsed.
+    The name may begin with `void`. quantbench's own kernels are not parsed, because their providers
+    state the tile.
 
     >>> parse("ampere_bf16_s16816gemm_bf16_128x256_ldg8_f2f_stages_64x3_nn").tile
     Tile(block_m=256, block_n=128, block_k=64, split_k=1, stages=3, num_warps=None)
@@ -65,15 +65,15 @@ def parse(name: str) -> KernelName:
 
 
 def _read(family: str, role: str, match: re.Match[str]) -> KernelName:
-    """Returns the properties that the groups of a grammar state.
+    """Converts the named groups of a matched grammar to properties of the kernel.
 
-    The groups are m, n, k, split and stages for the tile, warps or threads for the block, and
-    cluster_m and cluster_n for the cluster. The group `options` is the part of the name in which
-    some libraries state more.
+    The groups m, n, k, split and stages describe the tile, warps or threads the block, and
+    cluster_m and cluster_n the cluster. The group `options` is a part of the name with further
+    properties, which this function parses.
     """
     stated = {group: text for group, text in match.groupdict().items() if text is not None}
     options = stated.get("options", "")
-    # cuBLAS's own kernels state block_k and the stages here.
+    # cuBLAS's own kernels state block_k and the number of stages in their options.
     if in_options := re.search(r"_stages_(?P<k>\d+)x(?P<stages>\d+)", options):
         stated |= in_options.groupdict()
     sizes = {group: int(text) for group, text in stated.items() if text.isdigit()}
@@ -86,13 +86,13 @@ def _read(family: str, role: str, match: re.Match[str]) -> KernelName:
         sizes["m"], sizes["n"], sizes.get("k"), sizes.get("split", 1), sizes.get("stages"), warps
     )
     if "2sm" in options.split("_"):
-        # These names print the tile of a pair of blocks: 256x256x64 ran 16x32 blocks on 4096x4096
-        # (one B200, cuBLAS 13).
+        # Names with 2sm state the tile of a pair of blocks. On a B200 with cuBLAS 13, 256x256x64
+        # ran 16x32 blocks for an output of 4096x4096.
         tile = replace(tile, block_n=tile.block_n // 2)
     if family == "tensile":
         return _with_options(KernelName(family, role, tile), tile, options)
-    # `sliced1x4` is not split-k: four warps of one block share the reduction and add up their parts
-    # in shared memory.
+    # `sliced1x4` is not split-k: four warps of one block share the reduction and add up their
+    # partial sums in shared memory.
     splits = re.search(r"splitk|stream_k|segment_k_on", options, re.IGNORECASE) is not None
     cluster = None
     if sizes.get("cluster_n"):  # 0x0 means that the cluster is chosen at launch
@@ -108,20 +108,18 @@ def _read(family: str, role: str, match: re.Match[str]) -> KernelName:
 
 
 def _with_options(name: KernelName, tile: Tile, options: str) -> KernelName:
-    """Adds the properties that Tensile states in options of its own.
-
-    Examples of such options are `_GSU2` and `_WG16_4_4`.
-    """
+    """Adds the properties in Tensile's options, such as `_GSU2` and `_WG16_4_4`."""
 
     def option(letters: str) -> list[int]:
+        """Returns the numbers after the letters of an option; [0] if it is missing."""
         found = re.search(rf"_{letters}(\d+(?:_\d+)*)(?=_|$)", options)
         if found is None:
             return [0]
         return [int(number) for number in found[1].split("_")]
 
-    # Global split-u (GSU) is the split-k. hipBLASLt's kernels with user arguments get the split-k
-    # at launch, so a name with GSU0 or without GSU does not tell it. Stream-k (SK > 0) divides
-    # tiles among a fixed number of blocks.
+    # GSU (global split-u) is Tensile's split_k. hipBLASLt's kernels with user arguments get their
+    # split_k at launch, so a name with GSU0 or without GSU does not state it. Stream-k (SK > 0)
+    # divides tiles among a fixed number of blocks.
     split = option("GSU")[0]
     wave = option("WS")[0]
     threads = prod(option("WG")[:3])
@@ -137,9 +135,9 @@ def _with_options(name: KernelName, tile: Tile, options: str) -> KernelName:
 _SIZES = r"(?P<m>\d+)x(?P<n>\d+)x(?P<k>\d+)"
 _NVJET = r"^nvjet_(?:sm\d+_)?[a-z]+_(?:tf32_)?"
 
-# Orientation of the tile. The libraries are column-major. torch passes row-major tensors as the
-# transposed problem cᵀ = bᵀ·aᵀ, so the m of the library is our n: names print `block_n` first and
-# `block_m` second. Two launches show it:
+# Orientation of the tile. NVIDIA's libraries are column-major. torch passes row-major tensors as
+# the transposed problem cᵀ = bᵀ·aᵀ, so a library's m is quantbench's n: names state `block_n` first
+# and `block_m` second. Two launches show it:
 #   - nvjet, H100, 128 rows of x·Wᵀ with W 12352×2560: `nvjet_sm90_tst_96x128_64x7_2x1_v_bz_TNN`
 #     ran 130 blocks. That is ⌈12352/96⌉ = 129 rounded up to a cluster of 2 along n, times
 #     ⌈128/128⌉; the other order would give 194.
@@ -147,27 +145,28 @@ _NVJET = r"^nvjet_(?:sm\d+_)?[a-z]+_(?:tf32_)?"
 #     `cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_256x128_32x3_tn_align8` ran grids of 256×3 for
 #     m = 4096 and 264×3 for m = 4107: ⌈m/128⌉·8 and 6144/256 = 8·3.
 # AMD's Tensile (rocBLAS, hipBLASLt) is column-major too: on MI300X with 512 rows, n = 768 and
-# k = 3072, `Cijk_…_MT64x48x128_…` ran 264 blocks, which is ⌈768/64⌉·⌈512/48⌉·2 with a split-k of
-# two. Composable Kernel, CK Tile, FlyDSL and aiter's assembly are row-major and print block_m
-# first: aiter's instance lists name the fields, and f4gemm 256x256 runs ⌈n/256⌉×⌈m/256⌉ blocks.
+# k = 3072, `Cijk_…_MT64x48x128_…` ran 264 blocks, which is ⌈768/64⌉·⌈512/48⌉·2 with split_k = 2.
+# Composable Kernel, CK Tile, FlyDSL and aiter's assembly are row-major, and their names state
+# block_m first: aiter's instance lists name the fields, and f4gemm 256x256 runs
+# ⌈n/256⌉×⌈m/256⌉ blocks.
 
-#: (family, role, sign, grammars). A name belongs to the first kind with a grammar that fits the
-#: name, or with a sign (a regular expression) that occurs in it. A grammar gives the tile; a name
-#: that has only the sign has no tile.
+#: Kinds of kernels, as (family, role, sign, grammars). The sign and the grammars are regular
+#: expressions. A name belongs to the first kind with a grammar or a sign that matches. The named
+#: groups of a grammar state the tile. If only the sign matches, the tile is unknown.
 _KINDS: tuple[tuple[str, ...], ...] = (
-    # xmma's `execute_split_k_kernel` adds up the parts of a GEMM, and multiplies nothing.
+    # xmma's `execute_split_k_kernel` only adds up the partial sums of a split-k GEMM.
     ("splitk_reduce", "splitk_reduce", r"splitKreduce_kernel|execute_split_k_kernel|ReduceSplitK"),
     (
-        # `2cta` blocks work in pairs, but the name states the tile of one block: 128x256x64 in 6
-        # stages of 16 bits fits the shared memory only if each block of the pair stages half of the
-        # 256.
+        # With `2cta`, blocks work in pairs, but the name states the tile of one block. This follows
+        # from 128x256x64 with 6 stages in a 16-bit dtype, which fits into shared memory only if
+        # each block of the pair stages half of the 256.
         "nvjet", "gemm", r"^nvjet_",
         _NVJET + r"(?P<n>\d+)x(?P<m>\d+)_(?P<k>\d+)x(?P<stages>\d+)"
         r"_(?P<cluster_n>\d+)x(?P<cluster_m>\d+)_(?P<options>\w+)_[NT]{3}$",
         _NVJET + r"mma_(?P<n>\d+)x(?P<m>\d+)x(?P<k>\d+)_(?P<stages>\d+)_\d+x\d+x\d+"
         r"_(?P<options>\w+)_[NT]{4}$",
     ),
-    # No name of a backward pass that states a tile is known.
+    # Only names of forward passes are known to state a tile.
     (
         "cudnn", "attention", r"^cudnn_.*sdpa",
         r"^cudnn_generated_\w*sdpa_\w*flash_fprop\w*?_knob_\w*?(?P<m>\d+)x(?P<n>\d+)x\d+_",
@@ -199,7 +198,7 @@ _KINDS: tuple[tuple[str, ...], ...] = (
         r"_tilesize(?P<n>\d+)x(?P<m>\d+)x(?P<k>\d+)(?:_stage(?P<stages>\d+))?"
         r"(?:_warpsize(?P<warps>\d+x\d+x\d+))?(?P<options>\w*)$",
     ),
-    # cuBLAS's own kernels, most of which name an architecture:
+    # cuBLAS's own kernels. Most of their names begin with an architecture:
     # `ampere_…gemm_…_128x256_…_stages_64x3_nn`.
     ("cublas", "gemm", "", r"(?i)^[sdch]gemm_(?P<n>\d+)x(?P<m>\d+)x(?P<k>\d+)_[NT]{2}(?:_vec)?$"),
     (
@@ -213,9 +212,10 @@ _KINDS: tuple[tuple[str, ...], ...] = (
         r"^(?:Custom\d*_)?C[a-z]{3}_A[a-z]{3}_B[a-z]{3}_\w*?_?MT"
         r"(?P<n>\d+)x(?P<m>\d+)x(?P<k>\d+)(?P<options>\w*)",
     ),
-    # AMD's row-major kernels. Composable Kernel, as aiter names it, prints the threads per block
-    # and then the tile. CK Tile prints the tile and then the wavefronts along m, n, k
-    # (csrc/ck_gemm_a8w8_blockscale, gemm_a8w8_blockscale_instance.py and …_cktile_instance.py).
+    # AMD's row-major kernels, as aiter names them. Names of Composable Kernel state the threads per
+    # block and then the tile. Names of CK Tile state the tile and then the wavefronts along m, n, k
+    # (aiter, csrc/ck_gemm_a8w8_blockscale: gemm_a8w8_blockscale_instance.py and
+    # …_cktile_instance.py).
     (
         "ck", "gemm", "",
         r"^a\dw\d_(?:rowwise|bpreshuffle|blockscale)_(?:bpreshuffle_)?(?:1x128x128_)?"
@@ -223,7 +223,7 @@ _KINDS: tuple[tuple[str, ...], ...] = (
         r"^a\dw\d_\w+_cktile_(?:\d(?:x\d)+_)?" + _SIZES
         + r"_(?P<warps>\d+x\d+x\d+)_\d+x\d+x\d+_\w+$",
     ),
-    # Kernels that were written for aiter, in assembly, FlyDSL and opus.
+    # aiter's own kernels, which are written in assembly, FlyDSL and opus.
     (
         "aiter", "gemm", "",
         r"^_ZN5aiter\d+\w+?gemm_\w+?_(?P<m>\d+)x(?P<n>\d+)(?P<options>\w*)E$",

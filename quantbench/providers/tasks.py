@@ -1,8 +1,8 @@
-"""Provides the base class of quantbench's own providers, and the tasks that they create.
+"""Provides the base class of the built-in providers, and the tasks that they create.
 
-A kernel of quantbench writes into given tensors, but some operations of torch return new tensors. A
-task of such an operation first releases its previous results, so that torch's caching allocator
-returns the same memory again.
+A `LaunchTask` writes into given tensors. `ForwardTask` and `BackwardTask` run operations of torch
+that return new tensors. They release their previous results first, so that torch's caching
+allocator returns the same memory again.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ if TYPE_CHECKING:
     from quantbench.workload import Workload
 
 _W = TypeVar("_W")
-# Words for kinds of workload in error messages.
+# Names of workload kinds in error messages; other kinds are named as they are.
 _KINDS = {"gemm": "matrix products", "grouped_gemm": "grouped products"}
 
 
 class BuiltInProvider(Generic[_W]):
-    """Base class of the providers of one kind of workload.
+    """Base class of the built-in providers, each of which runs one kind of workload.
 
     A subclass sets `kind` and defines `refusal` and `task`.
 
-    provider_id: id in `catalog`. Its second part names the variant, if a class serves several.
-    tile: tile of quantbench's kernel for every workload; None selects a tile from the kernel's
-        menu.
+    provider_id: id in `catalog`, such as `triton.split_k`. The part after the dot is the variant,
+        by which a class that serves several ids distinguishes them.
+    tile: tile that quantbench's kernel uses for every workload; default None lets the kernel choose
+        from its menu of tiles.
     """
 
     kind: str
@@ -45,6 +46,7 @@ class BuiltInProvider(Generic[_W]):
         self.variant = provider_id.partition("@")[0].partition(".")[2]
 
     def unsupported(self, workload: Workload, device: DeviceSpec) -> str | None:
+        """Returns the reason why the provider cannot run the workload; None if it can."""
         if workload.kind != self.kind:
             runs = _KINDS.get(self.kind, self.kind)
             return f"{self.id} runs {runs}, not {workload.kind}"
@@ -53,19 +55,19 @@ class BuiltInProvider(Generic[_W]):
     def prepare(
         self, workload: Workload, device: DeviceSpec, *, distribution: str = "normal", seed: int = 0
     ) -> Task:
-        """Allocates the inputs and the outputs, and compiles the kernels."""
+        """Allocates the inputs and the outputs, and prepares the task (see `base.Provider`)."""
         assert workload.kind == self.kind
         return self.task(cast("_W", workload), device, Inputs(device, distribution, seed))
 
     def refusal(self, work: _W, device: DeviceSpec) -> str | None:
         """Returns the reason why the provider cannot run a workload of its kind on the device.
 
-        Returns None if it can.
+        Returns None if the provider can run it.
         """
         raise NotImplementedError
 
     def task(self, work: _W, device: DeviceSpec, inputs: Inputs) -> Task:
-        """Prepares the task of a workload of the provider's kind.
+        """Prepares the task for a workload.
 
         inputs: generator of the random inputs.
         """
@@ -73,7 +75,7 @@ class BuiltInProvider(Generic[_W]):
 
 
 class _Task:
-    """Base class of tasks. The launch is unknown, so the profiler must find it."""
+    """Base class of tasks. It states no launch, so the profiler must find it."""
 
     def __init__(
         self, inputs: tuple[torch.Tensor, ...], outputs: tuple[torch.Tensor, ...] = ()
@@ -93,11 +95,11 @@ class _Task:
 
 
 class LaunchTask(_Task):
-    """Task that runs `call`, which writes into `outputs`.
+    """Task that runs `call`, a function that reads `inputs` and writes into `outputs`.
 
-    launch: the launch of the kernel; None if the profiler must find it.
+    launch: launch of the kernel; default None means that the profiler must find it.
     before: function that is called once, before the first run, such as the forward pass that a
-        backward pass needs.
+        backward pass needs; default nothing.
     """
 
     def __init__(
@@ -125,7 +127,7 @@ class LaunchTask(_Task):
 
 
 class ForwardTask(_Task):
-    """Task that runs `forward`, which reads `inputs` and returns a new tensor."""
+    """Task that runs `forward`, a function that reads `inputs` and returns a new tensor."""
 
     def __init__(
         self, forward: Callable[[], torch.Tensor], inputs: tuple[torch.Tensor, ...]
@@ -141,17 +143,18 @@ class ForwardTask(_Task):
 
 
 class BackwardTask(_Task):
-    """Task that runs only the backward pass of `forward`, through a retained graph.
+    """Task that runs only the backward pass of `forward`, through a retained autograd graph.
 
-    autograd runs the backward pass of each operation on the stream of its forward pass. If that
-    stream is not the current one, autograd makes the two streams wait for each other, which would
-    be timed and cannot be captured. So the first `run` on each stream runs the forward pass and
-    keeps its saved tensors, which a CUDA graph captured on this stream reads. A graph must be
-    captured on a stream on which `run` has been called before.
+    autograd runs the backward pass of an operation on the stream of its forward pass. If this is
+    not the current stream, autograd makes the two streams wait for each other. The wait would be
+    timed, and cannot be captured into a CUDA graph. The first `run` on each stream therefore runs
+    the forward pass on this stream, and keeps its saved tensors. A CUDA graph reads these tensors,
+    so it must be captured on a stream on which `run` has been called before.
 
+    forward: function that returns the result of the forward pass.
     inputs: the tensors whose gradients are computed.
     gradient: gradient of the result of `forward`.
-    mask: an input of `forward` that has no gradient.
+    mask: input of `forward` without a gradient; default none.
     """
 
     def __init__(
@@ -171,8 +174,8 @@ class BackwardTask(_Task):
     def run(self) -> None:
         """Computes the gradients of the inputs.
 
-        Raises MeasurementError if this call is captured on a stream on which the task has not run
-        before.
+        Raises MeasurementError if this call is captured into a CUDA graph, and the task has not run
+        on the current stream before.
         """
         result = self._result()
         self._outputs = ()

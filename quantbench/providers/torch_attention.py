@@ -1,8 +1,8 @@
 """Provides attention and unfused softmax with torch.
 
-Attention is `scaled_dot_product_attention` with one backend selected, so that the backends are
-measured separately: by default torch prefers FlashAttention-2 even where cuDNN's kernel is up to
-twice as fast. Softmax runs the operations that Megatron-LM runs without its fused kernel.
+Attention is `scaled_dot_product_attention` with one backend selected, so that each backend is
+measured separately. By default, torch prefers FlashAttention-2 even where cuDNN's kernel is up to
+twice as fast. Softmax runs the same operations as Megatron-LM without its fused kernel.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ _MASKED = -10_000.0
 # `flash` is FlashAttention-2 on CUDA and torch's own flash kernel on a CPU. `cudnn` is cuDNN's
 # graph-generated attention. `efficient` is the memory-efficient kernel from xFormers, built on
 # CUTLASS. `math` is two batched GEMMs and a softmax, with the whole score matrix in memory.
-#: for each variant: (backend, torch's own check of a workload); a check of None means that the
-#: backend supports everything
+#: backends of attention, by variant: (backend, torch's check whether the backend supports some
+#: inputs); a check of None means that the backend supports all inputs
 BACKENDS: dict[str, tuple[SDPBackend, Callable[..., bool] | None]] = {
     "flash": (SDPBackend.FLASH_ATTENTION, torch.backends.cuda.can_use_flash_attention),
     "cudnn": (SDPBackend.CUDNN_ATTENTION, torch.backends.cuda.can_use_cudnn_attention),
     "efficient": (SDPBackend.EFFICIENT_ATTENTION, torch.backends.cuda.can_use_efficient_attention),
     "math": (SDPBackend.MATH, None),
 }
+# Variants that run on a CPU.
 _ON_CPU = ("flash", "math")
 
 
@@ -48,15 +49,20 @@ class TorchAttention(BuiltInProvider[Attention]):
     """Attention with one selected backend of torch.
 
     A forward pass saves nothing for a backward pass. A backward pass computes the gradients of q, k
-    and v through a retained graph, and its forward pass is not timed. Grouped heads are passed to
-    the kernel unchanged if the backend supports them. Otherwise keys and values are repeated for
-    each query head in every run, which is timed as part of the cost of this backend.
+    and v through a retained autograd graph, and its forward pass is not timed.
+
+    With grouped heads, several query heads share one key head. The kernel gets them unchanged if
+    the backend supports them. Otherwise each run first repeats keys and values for each query head,
+    which is timed as part of this backend's cost.
     """
 
     kind = "attention"
 
     def refusal(self, work: Attention, device: DeviceSpec) -> str | None:
-        """Returns torch's own reason for refusing this workload. Nothing is launched."""
+        """Returns torch's reason for refusing the workload; None if torch accepts it.
+
+        No kernel is launched.
+        """
         if device.kind == "cpu":
             if self.variant in _ON_CPU:
                 return None
@@ -75,7 +81,8 @@ class TorchAttention(BuiltInProvider[Attention]):
             if repeats > 1:
                 keys = k.repeat_interleave(repeats, dim=1)
                 values = v.repeat_interleave(repeats, dim=1)
-            # This takes 8 µs on the host, which is short enough to keep the queue of a GPU filled.
+            # The context manager takes 8 µs on the host, which is short enough to keep the queue of
+            # a GPU filled.
             with sdpa_kernel(backend):
                 return scaled_dot_product_attention(
                     q, keys, values, is_causal=work.causal, enable_gqa=grouped
@@ -86,10 +93,10 @@ class TorchAttention(BuiltInProvider[Attention]):
         return BackwardTask(forward, (q, k, v), gradient[0])
 
     def _heads(self, work: Attention, device: DeviceSpec) -> tuple[bool, str | None]:
-        """Returns whether grouped heads must be repeated, and torch's reason for refusing.
+        """Returns whether keys and values must be repeated, and torch's reason for refusing.
 
-        On a GPU, `choose_heads` answers. On a CPU nothing is refused, but only some versions of
-        torch's flash kernel take grouped heads.
+        On a GPU, this is the result of `choose_heads`. On a CPU nothing is refused, but only some
+        versions of torch's flash kernel support grouped heads.
         """
         if device.kind == "cpu":
             grouped = work.kv_heads < work.heads
@@ -101,14 +108,14 @@ class TorchAttention(BuiltInProvider[Attention]):
 
 @cache
 def _cpu_flash_takes_groups() -> bool:
-    """Returns whether torch's flash kernel for CPUs takes grouped heads.
+    """Returns whether torch's flash kernel for CPUs supports grouped heads.
 
-    The flash kernel of torch 2.6 does not.
+    The kernel in torch 2.6 does not support them.
     """
     q = torch.zeros(1, 2, 1, 8)
     k = torch.zeros(1, 1, 1, 8)
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns of the reasons of a refusal
+        warnings.simplefilter("ignore")  # torch gives its reasons for refusing as warnings
         try:
             scaled_dot_product_attention(q, k, k, enable_gqa=True)
         except RuntimeError:
@@ -119,12 +126,12 @@ def _cpu_flash_takes_groups() -> bool:
 def choose_heads(
     provider_id: str, can_use: Callable[..., bool] | None, work: Attention, device: torch.device
 ) -> tuple[bool, str | None]:
-    """Returns whether grouped heads must be repeated, and torch's reason for refusing.
+    """Returns whether keys and values must be repeated, and torch's reason for refusing.
 
-    If grouped heads are repeated, each query head has keys and values of its own. The reason is
-    None if torch accepts the workload as it is, or with repeated heads.
+    They are repeated, once for each query head, if the backend refuses grouped heads. The reason is
+    None if torch accepts the workload, either unchanged or with repeated keys and values.
 
-    can_use: torch's check of the backend; None if the backend supports everything.
+    can_use: torch's check of the backend; None if the backend supports all inputs.
     """
     if can_use is None:
         return False, None
@@ -139,8 +146,8 @@ def _refusal(
 ) -> str | None:
     """Returns torch's reason for refusing `work`; None if torch accepts it.
 
-    One sample and one group of heads are checked to save memory, because torch's conditions depend
-    neither on the number of samples nor on the number of groups.
+    To save memory, only one sample and one group of heads are allocated for the check. torch's
+    conditions do not depend on the number of samples or groups.
     """
 
     def empty(heads: int, seq: int) -> torch.Tensor:
@@ -168,11 +175,11 @@ def _refusal(
 class TorchEagerSoftmax(BuiltInProvider[Softmax]):
     """Softmax as a sequence of torch operations (`torch.eager`).
 
-    Megatron-LM runs these operations without its fused kernel. fp16 and bf16 are cast to fp32,
-    scaled, masked with −10000, and cast back after the softmax. Source: Megatron-LM,
-    megatron/core/fusions/fused_softmax.py, `forward_torch_softmax` with softmax_in_fp32. As in
-    Megatron-LM, the causal mask is made once and kept. The backward pass is autograd's, through the
-    same operations.
+    Megatron-LM runs the same operations if its fused kernel does not support a shape. fp16 and bf16
+    are cast to fp32, scaled, masked with −10000, and cast back after the softmax. Source:
+    Megatron-LM, megatron/core/fusions/fused_softmax.py, `forward_torch_softmax` with
+    softmax_in_fp32. As in Megatron-LM, the causal mask is made once and kept. autograd runs the
+    backward pass through these operations.
     """
 
     kind = "softmax"
@@ -199,7 +206,7 @@ class TorchEagerSoftmax(BuiltInProvider[Softmax]):
 def megatron_fallback(x: torch.Tensor, scale: float, dropped: torch.Tensor | None) -> torch.Tensor:
     """Computes softmax(scale · x) in fp32 over the last dimension; the result has the dtype of x.
 
-    dropped: boolean mask, True for scores that are set to −10000; None for no mask.
+    dropped: boolean mask, True for masked scores, which are set to −10000; None for no mask.
 
     >>> megatron_fallback(torch.zeros(1, 2), 1.0, torch.tensor([[False, True]]))
     tensor([[1., 0.]])

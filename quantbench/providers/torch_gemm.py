@@ -1,7 +1,8 @@
-"""Provides GEMMs with torch.
+"""Provides GEMMs with torch (`TorchMm`).
 
-torch calls cuBLAS or cuBLASLt on a GPU, and oneDNN or MKL on a CPU. torch's process-wide switch for
-tf32 is set only while a GEMM is launched.
+torch calls cuBLAS or cuBLASLt on a GPU, and oneDNN or MKL on a CPU. `torch_moe` uses the functions
+of this module for the GEMMs of single experts. torch's process-wide switch for tf32 is set only
+while a GEMM is launched.
 """
 
 from __future__ import annotations
@@ -22,18 +23,17 @@ if TYPE_CHECKING:
     from quantbench.device.spec import DeviceSpec
 
 
-# For each narrow format: torch's function, and the number of which n and k must be multiples on
-# CUDA.
+# For each 8-bit dtype: torch's function, and the number that must divide n and k on CUDA.
 _NARROW = {"fp8": ("torch._scaled_mm", 16), "int8": ("torch._int_mm", 8)}
 
 
 class TorchMm(BuiltInProvider[Gemm]):
     """GEMMs with torch's functions (`torch.mm`), which write into a given output.
 
-    fp16, bf16, fp32 and tf32 use mm and bmm, fp8 uses `_scaled_mm` and int8 uses `_int_mm`. torch's
-    other switches keep their defaults, so GEMMs in fp16 and bf16 may add the parts of split-k in
-    their own format instead of fp32. fp8 accumulates in fp32 (`use_fast_accum` is off), with a
-    scale of 1 per tensor, so the stored values are the operands.
+    fp16, bf16, fp32 and tf32 use `mm`, or `bmm` for a batch. fp8 uses `_scaled_mm`, and int8 uses
+    `_int_mm`. Except for tf32, torch's switches keep their defaults. GEMMs in fp16 and bf16 may
+    therefore add the partial sums of split-k in their own dtype instead of fp32. fp8 accumulates in
+    fp32 (`use_fast_accum` is off). Its scales are 1, so the stored values are the operands.
     """
 
     kind = "gemm"
@@ -50,7 +50,7 @@ class TorchMm(BuiltInProvider[Gemm]):
 def product_call(
     work: Gemm, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
 ) -> Callable[[], object]:
-    """Returns the function that writes a·b into c."""
+    """Returns a function that computes a·b with torch and writes the result into c."""
     call: Callable[[], object]
     if work.dtype == "fp8":
         one = torch.ones((), dtype=torch.float32, device=a.device)
@@ -71,10 +71,10 @@ def no_product(work: Gemm, device: DeviceSpec) -> str | None:
 def with_tf32(call: Callable[[], object], allowed: bool | None) -> Callable[[], object]:
     """Wraps `call` so that tf32 is allowed or forbidden while `call` runs.
 
-    torch's switch applies to the whole process and is read when the GEMM is enqueued or captured
-    into a graph. It is therefore set only during the call, and then reset.
+    torch's switch applies to the whole process. torch reads the switch when it enqueues a GEMM, or
+    captures it into a CUDA graph. The switch is therefore set only during the call, and then reset.
 
-    allowed: whether tf32 is allowed; if None, `call` itself is returned.
+    allowed: whether tf32 is allowed; None returns `call` unchanged.
     """
     if allowed is None:
         return call
@@ -95,10 +95,10 @@ def _tf32(gemm: Gemm, c: torch.Tensor) -> bool | None:
     """Returns whether the GEMM allows tf32; None if torch's switch has no effect on it."""
     if gemm.dtype not in ("fp32", "tf32") or not c.is_cuda:
         return None
-    # The old switch is used instead of `fp32_precision`, because torch 2.6 has only the old switch,
-    # and torch 2.9 and later keep the two switches equal only if the old one is set. Some versions
-    # of torch warn once about the old switch. The assignment below changes nothing but uses up that
-    # warning.
+    # The old switch `allow_tf32` is used instead of `fp32_precision`, for two reasons: torch 2.6
+    # has only the old switch, and torch 2.9 and later keep the two switches equal only if the old
+    # switch is set. Some versions of torch warn once about the old switch. The assignment below
+    # changes nothing, but makes torch give this warning here, where it is ignored.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32
@@ -106,7 +106,7 @@ def _tf32(gemm: Gemm, c: torch.Tensor) -> bool | None:
 
 
 def _no_format(gemm: Gemm, device: DeviceSpec) -> str | None:
-    """Returns the reason why the device or torch has no GEMMs in the format; None if there are."""
+    """Returns the reason why torch or the device has no GEMMs in a dtype; None if it has."""
     if gemm.dtype not in MEASURED_DTYPES:
         return f"{gemm.dtype} products are imported, not measured"
     capability = device.compute_capability
@@ -118,9 +118,9 @@ def _no_format(gemm: Gemm, device: DeviceSpec) -> str | None:
 
 
 def _no_narrow(gemm: Gemm, device: DeviceSpec) -> str | None:
-    """Returns the reason why torch's function for a narrow format does not take the GEMM.
+    """Returns the reason why torch's function for an 8-bit dtype does not support the GEMM.
 
-    Returns None if the function takes the GEMM, or if the format is not narrow.
+    Returns None if the function supports the GEMM, and for other dtypes.
     """
     if gemm.dtype not in _NARROW:
         return None

@@ -1,6 +1,7 @@
-"""Provides the grouped GEMMs and the permutations of MoE layers with torch.
+"""Provides grouped GEMMs and token permutations, the parts of MoE layers, with torch.
 
-Grouped GEMMs run as a loop of `torch.mm`, or as one call of torch's `grouped_mm`.
+A grouped GEMM multiplies the rows of each expert by the weights of this expert. It runs as a loop
+of `torch.mm`, or as one call of torch's `grouped_mm`.
 """
 
 from __future__ import annotations
@@ -20,20 +21,22 @@ from quantbench.workload.dtypes import missing_format
 if TYPE_CHECKING:
     from quantbench.device.spec import DeviceSpec
 
-# Number of bf16 elements of which sizes must be multiples, because grouped_mm needs strides that
-# are multiples of 16 bytes. pytorch/torchtitan pads the rows of each expert to a multiple of this
-# number (TOKEN_GROUP_ALIGN_SIZE_M), because the gradient of the weights reduces over these rows.
+# Sizes must be multiples of this number of bf16 elements, because grouped_mm needs strides that are
+# multiples of 16 bytes. For the gradient of the weights, which reduces over the rows of each
+# expert, this applies to these rows too. pytorch/torchtitan pads them accordingly
+# (TOKEN_GROUP_ALIGN_SIZE_M).
 _GROUPED_MM_ALIGN = 8
 # Major compute capabilities for which grouped_mm has a kernel (torch 2.13, GroupedBlas.cpp:
-# `_grouped_mm_cuda`). On others torch copies the offsets to the host and calls one GEMM for each
-# expert (GroupedMMUtils.h: `_grouped_mm_fallback`).
+# `_grouped_mm_cuda`). On other GPUs, torch copies the offsets to the host and calls one GEMM for
+# each expert (GroupedMMUtils.h: `_grouped_mm_fallback`).
 _GROUPED_MM_MAJORS = (9, 10)
 
 
 class TorchGroupedLoop(BuiltInProvider[GroupedGemm]):
-    """Grouped GEMMs as a loop (`torch.grouped_loop`): one `torch.mm` for each expert that has rows.
+    """Grouped GEMMs as a loop (`torch.grouped_loop`): one `torch.mm` for each expert with rows.
 
-    The GEMMs run one after the other, and no rows are padded.
+    The GEMMs run one after the other, and no rows are padded. For layout tn, the output of an
+    expert without rows is set to zero.
     """
 
     kind = "grouped_gemm"
@@ -72,7 +75,7 @@ class TorchGroupedMm(BuiltInProvider[GroupedGemm]):
     """Grouped GEMMs in one call (`torch.grouped_mm`), in bf16.
 
     The function is `torch.nn.functional.grouped_mm`, or `torch._grouped_mm` before torch 2.10. The
-    offsets of the experts' rows are on the device, as the kernels of grouped_mm require.
+    row offsets of the experts are stored on the device, as the function's kernels require.
     """
 
     kind = "grouped_gemm"
@@ -113,10 +116,10 @@ class TorchGroupedMm(BuiltInProvider[GroupedGemm]):
 
 
 class TorchPermute(BuiltInProvider[Permute]):
-    """Permutation of tokens (`torch.permute`).
+    """Permutation of tokens for MoE layers (`torch.permute`).
 
-    `permute` copies the tokens into the order of their experts by `index_select`. `unpermute`
-    gathers the rows of each token, and adds them up with their weights.
+    Direction `permute` copies the tokens into the order of their experts, by `index_select`.
+    Direction `unpermute` gathers the rows of each token, and returns their weighted sum.
     """
 
     kind = "permute"

@@ -1,7 +1,7 @@
 """Provides quantbench's own Triton kernels as providers.
 
-The kernels state their own launch, so no profiler is needed. Triton's interpreter launches nothing,
-so a task that runs in it states no launch.
+The kernels themselves are in `quantbench.kernels`. They state their grid and tile, so no profiler
+is needed. With Triton's interpreter nothing is launched, and a task states no launch.
 """
 
 from __future__ import annotations
@@ -34,14 +34,15 @@ _W = TypeVar("_W", Attention, Gemm, GroupedGemm, Softmax)
 
 
 class _TritonProvider(BuiltInProvider[_W]):
-    """Base class of the Triton providers."""
+    """Base class of the Triton providers, with checks that they share."""
 
     def _no_gpu(self, device: DeviceSpec, interpreter: str | None, *reasons: Reason) -> str | None:
-        """Returns the reason why the device is not supported; None if it is.
+        """Returns the reason why the kernel cannot run here; None if it can.
 
-        interpreter: reason why Triton's interpreter cannot run the workload; None if it can. If the
-            interpreter is on, this is the result, and the device is not checked.
-        reasons: checks of the compute capability of a GPU.
+        If Triton's interpreter is on, the device is not checked, and `interpreter` is returned.
+
+        interpreter: reason why the interpreter cannot run the workload; None if it can.
+        reasons: functions that map a GPU's compute capability to a reason or None.
         """
         if INTERPRETER:
             return interpreter
@@ -53,10 +54,7 @@ class _TritonProvider(BuiltInProvider[_W]):
         return refusal
 
     def _no_product(self, dtype: str, device: DeviceSpec) -> str | None:
-        """Returns the reason why GEMMs in a dtype are not supported on the device.
-
-        Returns None if they are.
-        """
+        """Returns the reason why GEMMs in a dtype cannot run on the device; None if they can."""
         if dtype not in TORCH_DTYPES:
             return f"{self.id} does not take {dtype}"
         interpreter = wrong_in_interpreter(dtype)
@@ -66,11 +64,12 @@ class _TritonProvider(BuiltInProvider[_W]):
 def _task(
     work: Plan, inputs: tuple[torch.Tensor, ...], forward: Plan | None = None, outputs: int = 3
 ) -> LaunchTask:
-    """Builds a task from a plan.
+    """Builds a task from a plan, which is a compiled kernel (or several) with its tensors.
 
-    forward: forward plan that runs once before the first run of a backward plan.
-    outputs: maximum number of the plan's tensors that are results. The forward plan of attention
-        also writes row statistics, which are not a result.
+    work: plan whose runs are timed.
+    forward: forward plan that runs once, before the first run of a backward plan; default none.
+    outputs: number of output tensors of the plan to use as the task's outputs; default up to 3. The
+        forward plan of attention also writes row statistics, which are not an output of the task.
     """
     return LaunchTask(
         work.run,
@@ -82,15 +81,15 @@ def _task(
 
 
 class TritonGemm(_TritonProvider[Gemm]):
-    """GEMMs with one of four schedules, each of which is a variant.
+    """GEMMs with Triton. Each of four schedules is a variant:
 
     - `data_parallel` runs one block per tile, with the full effect of wave quantization.
-    - `split_k` runs several blocks per tile along the reduction, and a second kernel that adds up
-      their parts.
-    - `stream_k` runs one wave of blocks, which share the last tiles evenly by reduction steps.
-    - `persistent` runs one wave of blocks, each of which computes one tile after the other.
+    - `split_k` runs several blocks per tile along the reduction, and then a second kernel that adds
+      up their partial sums.
+    - `stream_k` runs one wave of blocks. They share the reduction steps of the last tiles evenly.
+    - `persistent` runs one wave of blocks. Each block computes one tile after the other.
 
-    fp8 operands have no scale. On Hopper their sums keep 14 bits over the whole reduction, as with
+    fp8 operands have no scale. On Hopper, their sums keep 14 bits over the whole reduction, as with
     torch's use_fast_accum.
     """
 
@@ -107,11 +106,11 @@ class TritonGemm(_TritonProvider[Gemm]):
 
 
 class TritonGrouped(_TritonProvider[GroupedGemm]):
-    """Grouped GEMMs that pad the rows of each expert to whole tiles.
+    """Grouped GEMMs with Triton, which pad the rows of each expert to whole tiles.
 
-    `triton.grouped` runs one block per tile of all experts. `triton.grouped_persistent` runs one
-    wave of blocks, each of which computes one tile after the other. The table of tiles is made
-    together with the task, because the routing is part of the workload.
+    `triton.grouped` runs one block per tile of any expert. `triton.grouped_persistent` runs one
+    wave of blocks, and each block computes one tile after the other. The table of tiles is made
+    when the task is created and is not timed, because the routing is part of the workload.
     """
 
     kind = "grouped_gemm"
@@ -132,10 +131,10 @@ class TritonGrouped(_TritonProvider[GroupedGemm]):
 
 
 class TritonFusedSoftmax(_TritonProvider[Softmax]):
-    """Scale, mask and softmax in one pass (`triton.fused`).
+    """Scale, mask and softmax in one kernel (`triton.fused`).
 
-    The result is that of Megatron-LM's fused softmax, but Megatron-LM's conditions on the shape do
-    not apply.
+    The kernel computes the same as Megatron-LM's fused softmax, but without its conditions on the
+    shape.
     """
 
     kind = "softmax"
@@ -168,7 +167,9 @@ class TritonFusedSoftmax(_TritonProvider[Softmax]):
 class TritonFlash(_TritonProvider[Attention]):
     """Flash attention (`triton.flash`) with any head_dim from 8 to 256 and deterministic gradients.
 
-    tile: tile of the forward kernel. A backward task states the launch of the kernel for dk and dv.
+    tile: tile of the forward kernel. The backward kernels choose their own tiles.
+
+    A backward task runs several kernels, and states the launch of the kernel for dk and dv.
     """
 
     kind = "attention"
