@@ -5,11 +5,10 @@ there.
 from __future__ import annotations
 
 from dataclasses import replace
-from io import StringIO
 from pathlib import Path
 
-from rich.console import Console
 from simulator import SimulatedGpu, along, measurement, records_of, write_simulated
+from sweep_doubles import recording
 
 from quantbench.analysis.check import check_run
 from quantbench.analysis.neighbours import curves_of_rows
@@ -52,7 +51,7 @@ def test_rows_tell_the_cliffs_of_check(tmp_path: Path) -> None:
     assert not [
         n for n, words in said.items() if "▼" in words and n not in {c.next for c in check.cliffs}
     ]
-    console = Console(width=200, record=True, file=StringIO())
+    console = recording(200)
     console.print(drawn(sizes_table(rows, check)))
     assert said[1600] in console.export_text()
     assert {row["axes"]["n"]: row["words"] for row in rows_to_json(rows, check)} == said
@@ -175,7 +174,7 @@ def test_a_row_is_one_layer_with_logits_apart(tmp_path: Path) -> None:
         ops_line([row])
         == "a row sums, of one layer, qkv + proj (torch.mm); logits, once per model, are not in it"
     )
-    console = Console(width=200, record=True, file=StringIO())
+    console = recording(200)
     console.print(drawn(sizes_table([row], check)))
     header, line = console.export_text().splitlines()[:2]
     assert header.split()[:4] == ["tp", "ops", "time", "logits"]
