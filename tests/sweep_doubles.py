@@ -106,6 +106,7 @@ def plan_of(count: int) -> Plan:
     return build_plan((axis,), HELD, ("torch.mm",), TimingOptions(), A100)
 
 
+QUICK = TimingOptions(max_time_s=0.05, min_samples=3, half_width=0.1, cache="hot")
 OPTIONS = SweepOptions(dims=("n=1024:8192:64",), held=Held(m=1024, k=1024), providers=("torch.mm",))
 
 
