@@ -54,14 +54,6 @@ class InThisProcess:
         pass
 
 
-class Kept:
-    def __init__(self) -> None:
-        self.records: list[Record] = []
-
-    def append(self, record: Record) -> None:
-        self.records.append(record)
-
-
 @pytest.fixture(scope="module")
 def spec() -> DeviceSpec:
     return cpu_spec(cpu_info())
@@ -69,11 +61,11 @@ def spec() -> DeviceSpec:
 
 def record_of(spec: DeviceSpec, cheat: str, work: Workload) -> Record:
     """What a sweep writes of one point."""
-    kept = Kept()
+    kept: list[Record] = []
     point = PlanPoint("0" * 16, work, f"cheating_providers:{cheat}", (), 1.0)
     job = SweepJob(Plan((Group((point,)),), None), "r", spec, TIMING)
     Sweep(job, lambda: InThisProcess(spec), kept.append, time.monotonic).run()
-    (record,) = kept.records
+    (record,) = kept
     return record
 
 
