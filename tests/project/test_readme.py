@@ -65,11 +65,6 @@ def test_each_path_exists(path: str) -> None:
     assert (ROOT / path).exists()
 
 
-@pytest.mark.parametrize("path", re.findall(r"\]\((?!http)([^)#]+)\)", README))
-def test_each_link_and_picture_leads_somewhere(path: str) -> None:
-    assert (ROOT / path).exists()
-
-
 def test_ci_runs_nothing_that_contributing_does_not_name() -> None:
     commands = [
         line for line in (ROOT / ".ci" / "run").read_text().splitlines() if line.startswith("make ")

@@ -49,11 +49,6 @@ def test_the_reference_of_experts_is_of_a_provider_that_runs_anywhere() -> None:
     assert made.reference.provider == "torch.grouped_loop"
 
 
-def test_the_order_is_not_that_of_the_axis() -> None:
-    sizes = [p.places[0].axes["hidden"] for p in plan("hidden=1024:8192:64").points]
-    assert sizes != sorted(sizes)
-
-
 def test_one_workload_at_two_places_is_measured_once() -> None:
     # ffn = hidden: up and down are the same product.
     held = replace(HELD, ffn=1024, ops=("mlp_up", "mlp_down"))

@@ -46,13 +46,6 @@ def test_every_point_is_measured_once_and_the_reference_now_and_then(
     assert bench.workers[0].closed
 
 
-def test_what_was_not_checked_is_graded_d() -> None:
-    bench = Bench(plan_of(3), lambda request: replace(measured(100.0), checked=None))
-    bench.sweep().run()
-    assert {r.outcome.grade.letter for r in bench.of_role("point")} == {"D"}  # type: ignore[union-attr]
-    assert "not checked" in bench.records[0].outcome.grade.reasons[0]  # type: ignore[union-attr]
-
-
 @pytest.mark.parametrize(
     ("provider", "letter"), [("torch.mm", "A"), ("triton.data_parallel", "rejected")]
 )

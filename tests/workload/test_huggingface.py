@@ -134,10 +134,6 @@ def test_a_folder_and_a_string_do_as_well(tmp_path: Path) -> None:
     assert describe(str(tmp_path)).shape == preset("llama-2-7b")
 
 
-def test_the_sequence_length_can_be_chosen(tmp_path: Path) -> None:
-    assert describe(written(tmp_path, LLAMA_3_70B)).shape.seq == 8192
-
-
 def test_what_a_config_leaves_open_is_told(tmp_path: Path) -> None:
     long = {**LLAMA_3_70B, "max_position_embeddings": 131072}
     found = describe(written(tmp_path, long))
