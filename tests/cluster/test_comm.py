@@ -95,6 +95,7 @@ def test_figures_use_the_factors_of_nccl_tests() -> None:
         "reduce_scatter": 0.875,
         "all_to_all": 0.875,
         "send_recv": 1.0,
+        "broadcast": 1.0,
     }
     for op, factor in factors.items():
         found = figures(Collective(op, 8 * 10**6, 8), 1000.0)

@@ -409,20 +409,6 @@ def test_aiconfigurator_errors(tmp_path: Path) -> None:
         aiconfigurator.read_rows(table)
 
 
-@pytest.mark.slow
-@needs_package
-def test_packaged_a100_tables(tmp_path: Path) -> None:
-    tables, missing = aiconfigurator.find_tables("a100-sxm4-80gb")
-    assert missing == []
-    gemm = aiconfigurator.read_rows(tables[0])
-    assert (len(gemm.rows), gemm.left_out) == (35_742, {})
-    summary = write_run(tmp_path, A100, aiconfigurator.origin_of(tables[0]), gemm)
-    run = read_run(summary.folder)
-    assert summary.rejected == 0
-    assert len(run.records) == 35_742
-    assert {r.provider for r in run.records} == {"sglang"}
-
-
 @needs_package
 def test_packaged_h200_attention_has_its_head_dims() -> None:
     (table,), _ = aiconfigurator.find_tables("h200_sxm", kinds=["context_attention"])

@@ -138,24 +138,6 @@ def test_a_product_is_read_once_or_twice(layout: str, monkeypatch: pytest.Monkey
     assert sorted(read) == sorted([70 * 90, 70 * 90, 90 * 50, 70 * 50])
 
 
-@pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("compute", [torch.float32, torch.float64])
-def test_projections_are_products(
-    transposed: bool, compute: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(correctness._CHUNK_ELEMENTS, "cpu", 100)
-    stored = torch.randn(3, 30, 20).bfloat16()
-    matrices = stored.mT if transposed else stored
-    rows, cols = matrices.shape[1:]
-    left, right = torch.randn(3, 5, rows, dtype=compute), torch.randn(3, cols, 4, dtype=compute)
-    found = correctness.project(matrices, compute, left, right, square=True)
-    assert torch.allclose(found.left, left @ matrices.to(compute), atol=1e-4)
-    assert torch.allclose(found.right, matrices.to(compute) @ right, atol=1e-4)
-    assert found.square.item() == pytest.approx(stored.double().square().sum().item(), rel=1e-5)
-    assert torch.equal(correctness.project(matrices, compute, right=right).right, found.right)
-    assert torch.equal(correctness.project(matrices, compute, left=left).left, found.left)
-
-
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_an_error_in_the_whole_is_found_from_one_and_a_half_times_the_tolerance_on(
     dtype: str,

@@ -28,7 +28,7 @@ from quantbench.store.record import (
 )
 from quantbench.store.run import RunInfo
 from quantbench.timing.options import TimingOptions
-from quantbench.workload import Gemm, Softmax
+from quantbench.workload import Collective, Gemm, Softmax
 
 STATE = DeviceState(sm_clock_mhz=1410.0, throttle_reasons=("sw_power_cap",), note="")
 INFO = RunInfo(
@@ -94,6 +94,7 @@ def sizes(folder: Path) -> list[int]:
         record(8, origin="imported", source="a table"),
         record(8, role="reference", places=()),
         record(8, workload=Softmax(4, 16, 16), provider="torch.eager"),
+        record(8, workload=Collective("all_reduce", 4096, 16, "fp16", num_nodes=2)),
         record(8, Measured(replace(MEASUREMENT, mean_clock=MeanClock(1400.0, 3.5)), Grade("A"))),
     ],
 )

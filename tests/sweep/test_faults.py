@@ -12,13 +12,9 @@ from unittest.mock import Mock
 import pytest
 from sweep_doubles import QUICK, Bench, measured, plan_of
 
-from quantbench.device.spec import DeviceSpec, DeviceState
 from quantbench.store.record import Failed, Measured
 from quantbench.sweep.child import WorkerLostError, WorkerProcess
 from quantbench.sweep.messages import Reply, Request
-from quantbench.timing.cpu import CpuClocks, CpuTimer
-from quantbench.timing.options import TimingOptions
-from quantbench.timing.session import NOT_A_TIME
 from quantbench.workload import Gemm
 
 WORK = Gemm(64, 64, 64, dtype="fp32")
@@ -115,39 +111,6 @@ def test_an_answer_that_is_no_json_ends_the_worker(
 ) -> None:
     with pytest.raises(WorkerLostError, match="answered with"):
         answered(worker, line, monkeypatch)
-
-
-# --- clocks ------------------------------------------------------------------------------------------------------
-
-
-class BackwardClock:
-    """A wall clock in ns that runs on by 1000 and is set back by 5000 at every `every`-th
-    reading.
-    """
-
-    def __init__(self, every: int) -> None:
-        self._every = every
-        self._now_ns = 10**9
-        self._readings = 0
-
-    def __call__(self) -> int:
-        self._readings += 1
-        self._now_ns += -5000 if self._readings % self._every == 0 else 1000
-        return self._now_ns
-
-
-def cpu_timer(wall_ns: Callable[[], int]) -> CpuTimer:
-    clocks = CpuClocks(
-        wall_ns=wall_ns, thread_ns=lambda: 0, preemptions=lambda: 0, nap=lambda seconds: None
-    )
-    spec = DeviceSpec("cpu-test", "cpu", 1, 3000, 2**25, 0, 2**34, 50, {"fp32": 0.1})
-    return CpuTimer(TimingOptions(cache="hot", max_samples=200), spec, DeviceState, clocks=clocks)
-
-
-def test_a_clock_that_goes_back_gives_no_sample() -> None:
-    found = cpu_timer(BackwardClock(every=9)).measure(lambda: None)
-    assert all(us > 0 for us in found.samples_us)
-    assert any(each.reason.startswith(NOT_A_TIME) for each in found.discarded)
 
 
 def test_a_sweeps_clock_that_goes_back_loses_no_point() -> None:

@@ -5,7 +5,6 @@ import pytest
 from quantbench.errors import InputError
 from quantbench.workload.ops import Gemm
 from quantbench.workload.presets import preset, preset_names, published
-from quantbench.workload.transformer import TransformerShape
 
 # The shape leaves out biases, norms and positions: 0.2 % of gpt2-xl, less of larger ones. OPT and
 # Falcon are published in round numbers.
@@ -32,13 +31,6 @@ def test_names_that_others_rely_on() -> None:
         "gpt-j-6b", "pythia-70m", "pythia-12b", "falcon-7b", "qwen2.5-0.5b", "qwen2.5-14b", "qwen3-8b", "gemma-2-9b",
         "gemma-3-27b", "mistral-nemo-12b", "llama-3.1-8b", "llama-3.2-1b", "llama-3.3-70b", "phi-4",
     }  # fmt: skip
-
-
-def test_bloom() -> None:
-    assert preset("bloom-176b") == TransformerShape(
-        hidden=14336, heads=112, layers=70, vocab=250880, seq=2048, ffn=4 * 14336, head_dim=128, tied=True,
-        attention="unfused", dropout=True,
-    )  # fmt: skip
 
 
 def test_presets_carry_how_they_were_trained() -> None:
