@@ -138,6 +138,17 @@ def test_a_product_is_read_once_or_twice(layout: str, monkeypatch: pytest.Monkey
     assert sorted(read) == sorted([70 * 90, 70 * 90, 90 * 50, 70 * 50])
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+def test_squares_are_summed_over_all_chunks(
+    transposed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(correctness._CHUNK_ELEMENTS, "cpu", 100)
+    stored = torch.randn(3, 30, 20)
+    matrices = stored.mT if transposed else stored
+    found = correctness.project(matrices, torch.float32, square=True)
+    assert found.square.item() == pytest.approx(stored.square().sum().item(), rel=1e-5)
+
+
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_an_error_in_the_whole_is_found_from_one_and_a_half_times_the_tolerance_on(
     dtype: str,
