@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from commands import ROOT
 from made_devices import A100, CPU, STATE
 from sweep_doubles import OPTIONS, Clock, QuietWorker, recording, steady
 
@@ -27,7 +28,6 @@ from quantbench.sweep.worker import Worker
 from quantbench.timing.options import TimingOptions
 from quantbench.workload import Gemm, Workload
 
-ROOT = Path(__file__).resolve().parents[2]
 REQUEST = Request(Gemm(64, 64, 64, dtype="fp32"), "torch.mm")
 LAUNCH = Launch("nvjet")
 

@@ -18,7 +18,7 @@ from typing import Any
 import jsonschema
 import pytest
 import torch
-from commands import refused
+from commands import ROOT, refused
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from quantbench.cli.comm import CommOptions, libraries_to_stderr, row_to_json, spread_warnings
@@ -42,7 +42,6 @@ from quantbench.timing.lockstep import OUT_OF_MEMORY, Command, Leader, RankBatch
 from quantbench.timing.options import TimingOptions
 from quantbench.workload import Collective
 
-ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 240
 OPTIONS = TimingOptions(cache="hot", half_width=0.05, max_time_s=0.2, min_samples=5)
 

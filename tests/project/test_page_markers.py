@@ -7,11 +7,11 @@ import re
 from pathlib import Path
 
 import pytest
+from commands import ROOT
 
 from quantbench.errors import StoreError
 from tools.guide.markers import fill, table
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "choosing-shapes.md"
 
 

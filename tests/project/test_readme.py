@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from commands import run
+from commands import ROOT, run
 
 from quantbench.device.wheels import TABLE
 from quantbench.errors import StoreError
@@ -26,7 +26,6 @@ from tools.guide.front import (
     sweep_text,
 )
 
-ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.S | re.M)
 COMMANDS = [

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from commands import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = Path(sys.executable).parent / "pytest"
 WITH_TOOLS = "tests/project/test_readme.py"
 WITH_HYPOTHESIS = "tests/quantization/test_stats.py"

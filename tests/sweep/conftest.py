@@ -5,11 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from commands import ROOT
 from sweep_doubles import QUICK
 
 from quantbench.sweep.child import WorkerProcess
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
