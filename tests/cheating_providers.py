@@ -2,8 +2,6 @@
 a grade above D.
 """
 
-from __future__ import annotations
-
 import sys
 import threading
 import time

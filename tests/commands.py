@@ -1,7 +1,5 @@
 """Commands in this process, typed as in a shell: a line in, what was said out."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import subprocess

@@ -5,8 +5,6 @@ called `simulated-…`, and every printout of a command says so. It uses none of
 `quantbench.quantization`, so that an error there cannot cancel out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise

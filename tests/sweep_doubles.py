@@ -1,7 +1,5 @@
 """Doubles for the sweep's loop: a worker, a writer and a clock made of literals."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from io import StringIO

@@ -1,7 +1,5 @@
 """Causes of steps: each kind on points made for it, with what was recorded and without."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """From literal traces to launches."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

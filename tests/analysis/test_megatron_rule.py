@@ -1,7 +1,5 @@
 """Megatron's fused softmax: its conditions, case by case, worked out by hand from its source."""
 
-from __future__ import annotations
-
 import pytest
 
 from quantbench.errors import InputError

@@ -1,7 +1,5 @@
 """Rules as experiments: pairs on runs made for them, verdicts on literals, plans on devices."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from math import exp, log
 

@@ -1,7 +1,5 @@
 """What must stay light: torch and triton are loaded where work is run and nowhere else."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

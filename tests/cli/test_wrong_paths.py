@@ -2,8 +2,6 @@
 and no waiting.
 """
 
-from __future__ import annotations
-
 import gzip
 import os
 import signal

@@ -2,8 +2,6 @@
 be.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -2,8 +2,6 @@
 nodes taken away.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

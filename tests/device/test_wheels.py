@@ -2,8 +2,6 @@
 indexes.
 """
 
-from __future__ import annotations
-
 import ctypes
 import subprocess
 import tomllib

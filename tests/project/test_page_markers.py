@@ -1,7 +1,5 @@
 """Pages of docs/: snippets run, places are filled."""
 
-from __future__ import annotations
-
 import doctest
 import re
 from pathlib import Path

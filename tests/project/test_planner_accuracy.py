@@ -1,7 +1,5 @@
 """The table of docs/planning.md says what the planner does, and the commands on that page run."""
 
-from __future__ import annotations
-
 import re
 import shlex
 

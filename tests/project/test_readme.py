@@ -1,7 +1,5 @@
 """What README promises: its commands are understood, its targets and files exist."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from importlib.util import find_spec

@@ -2,8 +2,6 @@
 the checkout.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -2,8 +2,6 @@
 extra dev.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

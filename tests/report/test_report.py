@@ -2,8 +2,6 @@
 can speak in it.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import replace

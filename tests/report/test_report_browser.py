@@ -1,8 +1,6 @@
 """The report in a real browser: it renders, nothing is cut off at 1280 and 400 pixels, nothing is
 asked of the network, and the console stays empty. Skipped where there is no Chromium."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Runs on disk: what is written is what is read, and nothing that was kept is ever lost."""
 
-from __future__ import annotations
-
 import errno
 import json
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What a file says never leads out of a folder, never runs, and is never unpickled."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import replace

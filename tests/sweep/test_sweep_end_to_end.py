@@ -1,7 +1,5 @@
 """The command as a user runs it, on the CPU, really measuring: `python -m quantbench sweep`."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -1,7 +1,5 @@
 """The loop of a sweep with a worker, a writer and a clock made of literals."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from unittest.mock import Mock

@@ -2,8 +2,6 @@
 CPU.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from made_devices import CPU
