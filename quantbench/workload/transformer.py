@@ -53,8 +53,69 @@ class Op:
         return self.name if self.phase == "forward" else f"{self.name}.{self.phase}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Experts:
+    """Experts of a layer and the tokens that they get.
+
+    experts: number of routed experts per layer, each `moe_ffn` wide. A token passes top_k of them.
+        0 means that all layers have an MLP.
+    shared_ffn: total width of the experts that every token passes. They are computed as one MLP of
+        this width.
+    ep: number of GPUs over which the experts are spread, each with its own micro-batch.
+    routing: distribution of the tokens over the experts, as in `MoE`. `TransformerShape.ops` has
+        the GEMMs of the busiest GPU.
+    """
+
+    experts: int = 0
+    top_k: int = 0
+    moe_ffn: int = 0
+    shared_ffn: int = 0
+    ep: int = 1
+    routing: str | tuple[int, ...] = "balanced"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertLayers(Experts):
+    """Experts, with the layers, the GPUs and the groups in which they are.
+
+    expert_tp: number of GPUs that share each expert; 0 means `tp`. With fewer than `tp`, the other
+        GPUs have tokens of their own.
+    dense_layers: number of layers of a model with experts that have an MLP instead of experts.
+        These are the first layers or, with `dense_spread`, layers at even distances.
+    expert_groups, top_groups: a token's experts lie in `top_groups` of `expert_groups` groups of
+        neighbouring experts (node-limited routing of DeepSeek-V3, arXiv:2412.19437, section 2.1.2).
+        0 means anywhere.
+    """
+
+    expert_tp: int = 0
+    dense_layers: int = 0
+    dense_spread: bool = False
+    expert_groups: int = 0
+    top_groups: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionDetails:
+    """What attention computes beside its heads.
+
+    softmax: one of SOFTMAXES, for unfused attention.
+    q_rank, kv_rank, rope_dim, value_dim: sizes of latent attention (DeepSeek-V2, arXiv:2405.04434):
+        rank of the queries (0 if they are not compressed), rank of keys and values, width of the
+        rotary part of a head (part of head_dim), and width of a head's values. Each head has its
+        own keys and values, and `TransformerShape.ops` has attention with heads of `core_dim`.
+        kv_rank = 0 means usual attention.
+    """
+
+    causal: bool = True
+    softmax: str = "megatron"
+    q_rank: int = 0
+    kv_rank: int = 0
+    rope_dim: int = 0
+    value_dim: int = 0
+
+
 @dataclass(frozen=True)
-class TransformerShape:
+class TransformerShape(ExpertLayers, AttentionDetails):
     """Dimensions of a decoder-only transformer with its micro-batch size and tensor parallelism.
 
     head_dim, kv_heads, ffn: 0 stands for the default: hidden / heads, heads and 4·hidden.
@@ -64,29 +125,9 @@ class TransformerShape:
     mbs: number of samples per micro-batch.
     dtype: dtype of the linear layers. See `attention_dtype` for attention.
     attention: one of ATTENTIONS.
-    softmax: one of SOFTMAXES, for unfused attention.
     dropout: whether hidden states and attention probabilities have dropout.
     sliding_window: attention window in tokens, or 0 for none. `ops` ignores the window: its
         attention has all pairs of a query and a key.
-    experts: number of routed experts per layer, each `moe_ffn` wide. A token passes top_k of them.
-        0 means that all layers have an MLP.
-    dense_layers: number of layers of a model with experts that have an MLP instead of experts.
-        These are the first layers or, with `dense_spread`, layers at even distances.
-    expert_groups, top_groups: a token's experts lie in `top_groups` of `expert_groups` groups of
-        neighbouring experts (node-limited routing of DeepSeek-V3, arXiv:2412.19437, section 2.1.2).
-        0 means anywhere.
-    shared_ffn: total width of the experts that every token passes. They are computed as one MLP of
-        this width.
-    ep: number of GPUs over which the experts are spread, each with its own micro-batch.
-    expert_tp: number of GPUs that share each expert; 0 means `tp`. With fewer than `tp`, the other
-        GPUs have tokens of their own.
-    routing: distribution of the tokens over the experts, as in `MoE`. `ops` has the GEMMs of the
-        busiest GPU.
-    q_rank, kv_rank, rope_dim, value_dim: sizes of latent attention (DeepSeek-V2, arXiv:2405.04434):
-        rank of the queries (0 if they are not compressed), rank of keys and values, width of the
-        rotary part of a head (part of head_dim), and width of a head's values. Each head has its
-        own keys and values, and `ops` has attention with heads of `core_dim`. kv_rank = 0 means
-        usual attention.
     fp8_recipe: key of `recipes.RECIPES`. With a recipe, gradients have their own dtypes, casts are
         counted, and logits stay in 16 bits. "" means one dtype everywhere and no casts.
 
@@ -110,24 +151,7 @@ class TransformerShape:
     dtype: str = "bf16"
     attention: str = "flash"
     dropout: bool = False
-    softmax: str = "megatron"
     sliding_window: int = 0
-    causal: bool = True
-    experts: int = 0
-    top_k: int = 0
-    moe_ffn: int = 0
-    ep: int = 1
-    expert_tp: int = 0
-    routing: str | tuple[int, ...] = "balanced"
-    dense_layers: int = 0
-    dense_spread: bool = False
-    shared_ffn: int = 0
-    expert_groups: int = 0
-    top_groups: int = 0
-    q_rank: int = 0
-    kv_rank: int = 0
-    rope_dim: int = 0
-    value_dim: int = 0
     fp8_recipe: str = ""
 
     def __post_init__(self) -> None:
