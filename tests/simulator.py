@@ -17,6 +17,7 @@ import numpy as np
 from quantbench.device.spec import DeviceSpec, DeviceState
 from quantbench.launch import Launch, Tile
 from quantbench.measurement import Grade, Measurement
+from quantbench.store.folder import Run
 from quantbench.store.record import Measured, Record
 from quantbench.sweep.messages import Hello, Reply, Request
 from quantbench.timing.options import TimingOptions
@@ -154,12 +155,15 @@ def along(axis: str, values: Iterable[int], held: Gemm) -> list[tuple[dict[str, 
     return [({axis: value}, replace(held, **dict.fromkeys(names, value))) for value in values]
 
 
+def run_of(gpu: SimulatedGpu, records: Sequence[Record], run_id: str = RUN_ID) -> Run:
+    return made_runs.run(records, run_id, device=gpu.spec(), source="tests/simulator.py")
+
+
 def write_simulated(
     results: Path, gpu: SimulatedGpu, records: Sequence[Record], run_id: str = RUN_ID
 ) -> Path:
     """A run's folder with these records in it."""
-    made = made_runs.run(records, run_id, device=gpu.spec(), source="tests/simulator.py")
-    return made_runs.write(results, made)
+    return made_runs.write(results, run_of(gpu, records, run_id))
 
 
 #: SM counts of real cards, and tiles that libraries use

@@ -136,7 +136,6 @@ def test_any_error_after_which_the_device_cannot_synchronise_replaces_the_worker
 @pytest.mark.parametrize(
     ("provider", "message"),
     [
-        ("Segfault", "killed by SIGSEGV"),
         ("Exits", "ended with exit code 7: something went badly wrong"),
         (
             "Exiting",
