@@ -38,7 +38,7 @@ from triton.compiler import ASTSource
 
 from quantbench.errors import UnsupportedError
 from quantbench.launch import Tile
-from quantbench.quantization import SM_LIMITS, WARP_THREADS
+from quantbench.quantization import SM_LIMITS, TENSOR_MEMORY_COLUMNS, WARP_THREADS
 from quantbench.workload import Attention
 from quantbench.workload.dtypes import DTYPES
 
@@ -113,6 +113,17 @@ class KernelResources:
             for opcode, n in self.opcodes.items()
             if opcode == prefix or opcode.startswith(prefix + ".")
         )
+
+
+def check_fits(built: KernelResources) -> None:
+    assert built.spills == 0
+    assert built.stack_bytes == 0
+    assert built.registers <= 255
+    assert built.registers * built.threads <= 65_536
+    assert built.shared_memory_bytes <= SHARED_MEMORY_LIMIT_BYTES[built.arch]
+    assert built.tensor_memory_columns <= TENSOR_MEMORY_COLUMNS
+    assert built.scratch_bytes == 0
+    assert built.warning == ""
 
 
 def compile_kernel(fn: Any, arguments: Mapping[str, Any], arch: int) -> KernelResources:

@@ -2,8 +2,6 @@
 a grade above D.
 """
 
-from __future__ import annotations
-
 import sys
 import threading
 import time
@@ -361,24 +359,6 @@ class WritesHalf(Honest):
         torch.mm(self.a[:half], self.b, out=self.out[:half])
 
 
-class OneWrongTile(Honest):
-    def compute(self) -> None:
-        super().compute()
-        self.out[32:64, 32:64] = 0
-
-
-class OneWrongColumn(Honest):
-    def compute(self) -> None:
-        super().compute()
-        self.out[:, 77] = self.out[:, 78]
-
-
-class Scaled(Honest):
-    def compute(self) -> None:
-        super().compute()
-        self.out.mul_(1.001)
-
-
 class Bf16Arithmetic(Honest):
     """bf16 for fp32."""
 
@@ -439,13 +419,6 @@ class SmallestExpertMissing(HonestReference):
         self.results[0][-3:] = 0
 
 
-class LastRowsMissing(HonestReference):
-    """The last, partial tile of every head."""
-
-    def damage(self) -> None:
-        self.results[0][:, :, -5:] = self.results[0][:, :, -10:-5].clone()
-
-
 class KeysMissing(HonestReference):
     """Looks at half of the keys."""
 
@@ -455,11 +428,6 @@ class KeysMissing(HonestReference):
         half = k.shape[2] // 2
         o = torch.nn.functional.scaled_dot_product_attention(q, k[:, :, :half], v[:, :, :half])
         self.results = (o,)
-
-
-class NotNormalised(HonestReference):
-    def damage(self) -> None:
-        self.results[0].mul_(1.02)
 
 
 class KeepsTheFirstResult(HonestReference):

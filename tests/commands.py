@@ -1,9 +1,10 @@
 """Commands in this process, typed as in a shell: a line in, what was said out."""
 
-from __future__ import annotations
-
 import json
 import shlex
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,19 @@ from typer.testing import CliRunner
 
 from quantbench.cli.app import app
 from quantbench.errors import QuantbenchError
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def python(*words: str, **options: Any) -> str:
+    """Returns what a process of Python prints; fails unless it ends well. options: of the
+    process.
+    """
+    done = subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, check=False, **options
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 def run(line: str, code: int = 0) -> str:

@@ -2,8 +2,6 @@
 `tests.fake_providers:Class`.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

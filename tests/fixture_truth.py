@@ -8,8 +8,6 @@ between processes and with the load of the machine. So the two alternate, each s
 turns, until every ratio is precise enough or the maximum number of turns is reached.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -18,8 +18,6 @@ wants with a debugger.
 In the interpreter a bf16 `tl.dot` is silently wrong: test products there in fp16 and fp32.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import os

@@ -1,7 +1,5 @@
 """Devices and a device state of round figures, for tests in which no particular GPU is meant."""
 
-from __future__ import annotations
-
 from quantbench.device.spec import DeviceSpec, DeviceState
 
 A100 = DeviceSpec(

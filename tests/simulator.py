@@ -5,22 +5,20 @@ called `simulated-…`, and every printout of a command says so. It uses none of
 `quantbench.quantization`, so that an error there cannot cancel out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import ceil
 from pathlib import Path
 
+import made_runs
 import numpy as np
 
 from quantbench.device.spec import DeviceSpec, DeviceState
 from quantbench.launch import Launch, Tile
 from quantbench.measurement import Grade, Measurement
-from quantbench.store.folder import RunWriter
-from quantbench.store.record import Measured, Place, Record, record_key
-from quantbench.store.run import RunInfo
+from quantbench.store.folder import Run
+from quantbench.store.record import Measured, Record
 from quantbench.sweep.messages import Hello, Reply, Request
 from quantbench.timing.options import TimingOptions
 from quantbench.workload import Gemm
@@ -117,10 +115,10 @@ def noisy_us(
 
 
 def measurement(samples_us: Sequence[float], clock_mhz: float = 1400.0) -> Measurement:
-    return Measurement(
-        samples_us=tuple(samples_us), clocks_mhz=(clock_mhz,) * len(samples_us), discarded=(), stopped_by="precision",
-        mode="events", cache="cold", state_before=STATE, state_after=STATE,
-    )  # fmt: skip
+    clocks_mhz = (clock_mhz,) * len(samples_us)
+    return made_runs.measurement(
+        samples_us, clocks_mhz=clocks_mhz, state_before=STATE, state_after=STATE
+    )
 
 
 def records_of(
@@ -137,13 +135,16 @@ def records_of(
     """One record per point. points: the place on the axes, and the product there."""
     rng = np.random.default_rng(seed)
     return [
-        Record(
-            run_id=RUN_ID, key=record_key(gemm, provider, TimingOptions()), workload=gemm, provider=provider,
-            outcome=Measured(measurement(noisy_us(gpu.time_us(gemm), noise, samples, rng)), Grade("A")),
-            launch=gpu.launch(gemm) if launches else None, places=(Place(axes, op),), origin="simulated",
+        made_runs.record(
+            gemm,
+            Measured(measurement(noisy_us(gpu.time_us(gemm), noise, samples, rng)), Grade("A")),
+            axes,
+            op=op,
+            provider=provider,
+            launch=gpu.launch(gemm) if launches else None,
         )
         for axes, gemm in points
-    ]  # fmt: skip
+    ]
 
 
 def along(axis: str, values: Iterable[int], held: Gemm) -> list[tuple[dict[str, int], Gemm]]:
@@ -154,24 +155,15 @@ def along(axis: str, values: Iterable[int], held: Gemm) -> list[tuple[dict[str, 
     return [({axis: value}, replace(held, **dict.fromkeys(names, value))) for value in values]
 
 
+def run_of(gpu: SimulatedGpu, records: Sequence[Record], run_id: str = RUN_ID) -> Run:
+    return made_runs.run(records, run_id, device=gpu.spec(), source="tests/simulator.py")
+
+
 def write_simulated(
     results: Path, gpu: SimulatedGpu, records: Sequence[Record], run_id: str = RUN_ID
 ) -> Path:
     """A run's folder with these records in it."""
-    axes: dict[str, list[int]] = {}
-    for record in records:
-        for place in record.places:
-            for name, value in place.axes.items():
-                axes.setdefault(name, []).append(value)
-    info = RunInfo(
-        run_id=run_id, device=gpu.spec(), state=STATE, software={"simulator": "1"},
-        axes={name: sorted(set(values)) for name, values in axes.items()}, options={}, seed=0, environment={},
-        started="2026-01-01T00:00:00+00:00", ended="2026-01-01T00:01:00+00:00", how_ended="complete",
-        origin="simulated", source="tests/simulator.py",
-    )  # fmt: skip
-    with RunWriter.create(results, info) as writer:
-        writer.extend(replace(record, run_id=run_id) for record in records)
-    return writer.folder
+    return made_runs.write(results, run_of(gpu, records, run_id))
 
 
 #: SM counts of real cards, and tiles that libraries use
@@ -201,19 +193,8 @@ class Case:
         """
         gemms = [gemm for _, gemm in self.points]
         return np.array(
-            [np.log(self.gpu.time_us(b) / self._without_step(a, b)) for a, b in pairwise(gemms)]
+            [np.log(self.gpu.time_us(b) / self.gpu.time_us(b, like=a)) for a, b in pairwise(gemms)]
         )
-
-    def _without_step(self, a: Gemm, b: Gemm) -> float:
-        """What b would take with the waves of a: its reduction and its bytes grow, its tiles do
-        not.
-        """
-        gpu = self.gpu
-        waves = (1 - gpu.fluid_share) * gpu.waves(a) + gpu.fluid_share * gpu.blocks(
-            a
-        ) / gpu.resident
-        wave_us = gpu.tile_ns_per_k * 1e-3 * b.k * gpu.blocks_per_sm
-        return gpu.overhead_us + waves * wave_us + b.min_bytes * gpu.us_per_byte
 
 
 def random_case(seed: int) -> Case:

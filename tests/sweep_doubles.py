@@ -1,14 +1,15 @@
 """Doubles for the sweep's loop: a worker, a writer and a clock made of literals."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from io import StringIO
 
 from made_devices import A100, STATE
+from made_runs import measurement
+from rich.console import Console
 
 from quantbench.launch import Launch, Tile
-from quantbench.measurement import Check, Measurement
+from quantbench.measurement import Check
 from quantbench.store.record import Record
 from quantbench.sweep.axes import Held, parse_axis, with_defaults
 from quantbench.sweep.messages import Hello, Reply, Request
@@ -21,14 +22,17 @@ HELD = with_defaults(Held(m=1024, k=1024), A100)
 
 
 def measured(us: float) -> Reply:
-    measurement = Measurement(
-        samples_us=(us,) * 20, clocks_mhz=(1410.0,) * 20, discarded=(), stopped_by="precision", mode="events",
-        cache="cold", state_before=STATE, state_after=STATE,
-    )  # fmt: skip
     launch, phases_s = Launch("k", tile=Tile(128, 128)), {"measuring": 0.5}
     return Reply(
-        measurement=measurement, launch=launch, checked=Check(1e-3, 5e-3), phases_s=phases_s
+        measurement=measurement((us,) * 20),
+        launch=launch,
+        checked=Check(1e-3, 5e-3),
+        phases_s=phases_s,
     )
+
+
+def steady(request: Request) -> Reply:
+    return measured(100.0)
 
 
 @dataclass
@@ -68,7 +72,7 @@ class Bench:
     """A sweep over `plan` with everything around it recorded."""
 
     plan: Plan
-    answer: Callable[[Request], Reply]
+    answer: Callable[[Request], Reply] = steady
     clock: Clock = field(default_factory=Clock)
     workers: list[FakeWorker] = field(default_factory=list)
     records: list[Record] = field(default_factory=list)
@@ -100,6 +104,7 @@ def plan_of(count: int) -> Plan:
     return build_plan((axis,), HELD, ("torch.mm",), TimingOptions(), A100)
 
 
+QUICK = TimingOptions(max_time_s=0.05, min_samples=3, half_width=0.1, cache="hot")
 OPTIONS = SweepOptions(dims=("n=1024:8192:64",), held=Held(m=1024, k=1024), providers=("torch.mm",))
 
 
@@ -108,3 +113,8 @@ class QuietWorker(FakeWorker):
 
     def begin(self, timing: object) -> None:
         pass
+
+
+def recording(width: int = 300) -> Console:
+    """A console that keeps what it prints."""
+    return Console(width=width, record=True, file=StringIO())

@@ -29,15 +29,9 @@ _layout = partial(option, panel="Layout (comma separated lists)")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanOptions(TimesOptions, ShapeOptions):
-    """The options of `plan` as typed; 0, "" and None stand for the default."""
+class MachineOptions:
+    """The options of `plan` that describe the machines."""
 
-    who: ClassVar[str] = "plan"
-    needed: ClassVar[tuple[str, ...]] = ("hidden", "heads", "layers", "vocab")
-
-    optimizer: str = option(
-        "", "Optimizer: fused_adam, adam or adam_8bit (default: fused_adam).", panel="Model"
-    )
     gpus: int | None = _machines(None, "Number of GPUs.", min=1)
     stack: str = _machines(
         "",
@@ -64,6 +58,12 @@ class PlanOptions(TimesOptions, ShapeOptions):
         min=0,
         max=1,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayoutOptions:
+    """The options of `plan` that describe layouts."""
+
     dp: str = _layout("", "Data-parallel degrees (default: all).")
     tp: str = _layout("", "Tensor-parallel degrees (default: all).")
     pp: str = _layout("", "Pipeline-parallel degrees (default: all).")
@@ -87,4 +87,16 @@ class PlanOptions(TimesOptions, ShapeOptions):
         "Also try pipeline stages with different numbers of layers (default: with "
         "megatron-bridge).",
         "--allow-uneven/--no-allow-uneven",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions(LayoutOptions, MachineOptions, TimesOptions, ShapeOptions):
+    """The options of `plan` as typed; 0, "" and None stand for the default."""
+
+    who: ClassVar[str] = "plan"
+    needed: ClassVar[tuple[str, ...]] = ("hidden", "heads", "layers", "vocab")
+
+    optimizer: str = option(
+        "", "Optimizer: fused_adam, adam or adam_8bit (default: fused_adam).", panel="Model"
     )

@@ -35,11 +35,6 @@ _COLUMNS = {
     "node_gbit_per_s": ("network", "run_node_gbit"),
 }  # fmt: skip
 _BITS_PER_BYTE = 8
-# Sizes of a model that keep the default of `TransformerShape` if they are not stated.
-_MODEL_PARTS = (
-    "kv_heads", "head_dim", "ffn", "experts", "top_k", "moe_ffn", "shared_ffn", "dense_layers",
-    "q_rank", "kv_rank", "rope_dim", "value_dim", "expert_groups", "top_groups",
-)  # fmt: skip
 # Largest number of layers of a stage, relative to the mean stage, with which a row may have stages
 # of different length.
 _LONGEST_STAGE = 1.25
@@ -65,59 +60,10 @@ Number = float | None
 Flag = bool | None
 
 
-@dataclass(frozen=True)
-class TableRow:
-    """Row of a table of layouts, with its cells as typed. None and "" stand for empty cells.
+@dataclass(frozen=True, kw_only=True)
+class ExpertColumns:
+    """Sizes of experts and of latent attention, as in `TransformerShape`."""
 
-    Every column is optional.
-
-    mem_gb: memory in GiB, as nvidia-smi shows it.
-    status: how the run ended: ok, oom, fail, …
-    calculator: formula of `tflops`.
-    attention: flash or unfused.
-    fp8_recipe: key of `workload.recipes.RECIPES`.
-    stack: software, one of `calibration.STACKS`.
-    dp_overlap: as in `Job`.
-    node_gbit_per_s: rate of the network adapters of a node, in Gbit/s.
-    table: name of the published table.
-    """
-
-    row_id: str
-    source_file: str = ""
-    section: str = ""
-    date: str = ""
-    gpu: str = ""
-    precision: str = ""
-    calculator: str = ""
-    status: str = ""
-    recompute: str = ""
-    optimizer: str = ""
-    attention: str = ""
-    cluster: str = ""
-    stack: str = ""
-    table: str = ""
-    fp8_recipe: str = ""
-    line: Whole = None
-    nodes: Whole = None
-    gpus: Whole = None
-    layers: Whole = None
-    hidden: Whole = None
-    heads: Whole = None
-    seq: Whole = None
-    vocab: Whole = None
-    zero: Whole = None
-    dp: Whole = None
-    tp: Whole = None
-    pp: Whole = None
-    mbs: Whole = None
-    gbs: Whole = None
-    duplicate_of_line: Whole = None
-    ffn: Whole = None
-    kv_heads: Whole = None
-    interleave: Whole = None
-    head_dim: Whole = None
-    cp: Whole = None
-    ep: Whole = None
     experts: Whole = None
     top_k: Whole = None
     moe_ffn: Whole = None
@@ -129,16 +75,84 @@ class TableRow:
     value_dim: Whole = None
     expert_groups: Whole = None
     top_groups: Whole = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelColumns(ExpertColumns):
+    """Dimensions of the model. attention: flash or unfused."""
+
+    layers: Whole = None
+    hidden: Whole = None
+    heads: Whole = None
+    kv_heads: Whole = None
+    head_dim: Whole = None
+    ffn: Whole = None
+    seq: Whole = None
+    vocab: Whole = None
+    gated: Flag = None
+    tied: Flag = None
+    dropout: Flag = None
+    attention: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobColumns:
+    """The job and its layout.
+
+    fp8_recipe: key of `workload.recipes.RECIPES`.
+    dp_overlap: as in `Job`.
+    """
+
+    precision: str = ""
+    fp8_recipe: str = ""
+    optimizer: str = ""
+    recompute: str = ""
+    zero: Whole = None
+    dp: Whole = None
+    tp: Whole = None
+    pp: Whole = None
+    cp: Whole = None
+    ep: Whole = None
+    mbs: Whole = None
+    gbs: Whole = None
+    interleave: Whole = None
+    sequence_parallel: Flag = None
+    dp_overlap: Number = None
+
+
+@dataclass(frozen=True)
+class TableRow(ModelColumns, JobColumns):
+    """Row of a table of layouts, with its cells as typed. None and "" stand for empty cells.
+
+    Every column is optional.
+
+    mem_gb: memory in GiB, as nvidia-smi shows it.
+    status: how the run ended: ok, oom, fail, …
+    calculator: formula of `tflops`.
+    stack: software, one of `calibration.STACKS`.
+    node_gbit_per_s: rate of the network adapters of a node, in Gbit/s.
+    table: name of the published table.
+    """
+
+    row_id: str
+    source_file: str = ""
+    section: str = ""
+    date: str = ""
+    gpu: str = ""
+    calculator: str = ""
+    status: str = ""
+    cluster: str = ""
+    stack: str = ""
+    table: str = ""
+    line: Whole = None
+    nodes: Whole = None
+    gpus: Whole = None
+    duplicate_of_line: Whole = None
     size_b: Number = None
     mem_gb: Number = None
     sec_per_it: Number = None
     tflops: Number = None
-    dp_overlap: Number = None
     node_gbit_per_s: Number = None
-    gated: Flag = None
-    tied: Flag = None
-    sequence_parallel: Flag = None
-    dropout: Flag = None
 
 
 @dataclass(frozen=True)
@@ -226,6 +240,8 @@ def _positive(row: CsvRow, column: str) -> float:
 
 #: type of each field, and the reader of its cells
 _KINDS = {one.name: one.type for one in fields(TableRow)}
+# Sizes of a model that keep the default of `TransformerShape` if they are not stated.
+_MODEL_PARTS = ("kv_heads", "head_dim", "ffn", *(one.name for one in fields(ExpertColumns)))
 _READERS: dict[Any, Callable[[CsvRow, str], object]] = {
     str: CsvRow.text,
     Whole: CsvRow.integer,

@@ -32,7 +32,7 @@ from quantbench.sweep.sizes import (
 from quantbench.workload import Gemm, Op, TransformerShape
 from quantbench.workload.dtypes import GEMM_DTYPES
 from quantbench.workload.ops import LAYOUTS
-from quantbench.workload.transformer import ATTENTIONS, SOFTMAXES
+from quantbench.workload.transformer import ATTENTIONS, SOFTMAXES, AttentionDetails, Experts
 
 DIRECTIONS = ("forward", "backward", "both")
 
@@ -144,8 +144,19 @@ def check_axes(axes: tuple[Axis, ...], who: str = "sweep") -> None:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class ProductSizes:
+    """Sizes of single products. layout: one of LAYOUTS."""
+
+    m: int = 0
+    n: int = 0
+    k: int = 0
+    batch: int = 1
+    layout: str = "nn"
+
+
 @dataclass(frozen=True)
-class Held:
+class Held(ProductSizes, Experts, AttentionDetails):
     """Sizes and options that no axis varies.
 
     0 and "" select a default that depends on the device or the shape.
@@ -154,8 +165,7 @@ class Held:
     heads: number of heads; 0 for hidden / head_dim. Along an axis of hidden, a head_dim of 0 means
         128.
     heads_per_kv_head: ratio of heads to kv_heads, used if kv_heads = 0.
-    experts, top_k, moe_ffn, ep, shared_ffn, q_rank, …: fields of `TransformerShape` with these
-        names. experts = 0 means an MLP, unless an axis is one of MOE_DIMS.
+    experts: 0 means an MLP, unless an axis is one of MOE_DIMS.
     tokens: tokens of each GPU's micro-batch, instead of seq · mbs.
     softmax: one of SOFTMAXES, used only by predictions; a sweep measures the softmax of the
         provider.
@@ -176,26 +186,9 @@ class Held:
     layers: int = 0
     mbs: int = 1
     tp: int = 1
-    experts: int = 0
-    top_k: int = 0
-    moe_ffn: int = 0
-    shared_ffn: int = 0
-    q_rank: int = 0
-    kv_rank: int = 0
-    rope_dim: int = 0
-    value_dim: int = 0
     tokens: int = 0
-    ep: int = 1
-    routing: str | tuple[int, ...] = "balanced"
-    m: int = 0
-    n: int = 0
-    k: int = 0
-    batch: int = 1
     dtype: str = ""
-    layout: str = "nn"
-    causal: bool = True
     attention: str = ""
-    softmax: str = "megatron"
     ops: tuple[str, ...] = ()
     direction: str = "forward"
 

@@ -53,8 +53,73 @@ class Op:
         return self.name if self.phase == "forward" else f"{self.name}.{self.phase}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Experts:
+    """Experts of a layer, and how tokens are distributed over them.
+
+    experts: number of routed experts per layer; 0 if all layers have an MLP.
+    top_k: number of routed experts that process each token.
+    moe_ffn: width of each routed expert.
+    shared_ffn: total width of the shared experts, which process every token. They are computed as
+        one MLP.
+    ep: number of GPUs over which the experts are spread, each with a separate micro-batch.
+    routing: distribution of the tokens over the experts, as in `MoE`. `TransformerShape.ops`
+        returns the busiest GPU's GEMMs.
+    """
+
+    experts: int = 0
+    top_k: int = 0
+    moe_ffn: int = 0
+    shared_ffn: int = 0
+    ep: int = 1
+    routing: str | tuple[int, ...] = "balanced"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertLayers(Experts):
+    """Experts, with the layers that have them and the restrictions on GPUs and groups.
+
+    expert_tp: number of GPUs that share each expert; 0 means `tp`. If it is below `tp`, the GPUs of
+        a `tp` group process different tokens in the experts.
+    dense_layers: number of layers with an MLP in a model with experts. They are the first layers.
+    dense_spread: whether the dense layers are instead spread evenly over the model.
+    expert_groups, top_groups: restriction of a token's experts to `top_groups` of the
+        `expert_groups` groups of neighbouring experts; 0 for no restriction. This is the
+        node-limited routing of DeepSeek-V3 (arXiv:2412.19437, section 2.1.2).
+    """
+
+    expert_tp: int = 0
+    dense_layers: int = 0
+    dense_spread: bool = False
+    expert_groups: int = 0
+    top_groups: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionDetails:
+    """Mask, softmax and latent attention.
+
+    causal: whether attention has a causal mask.
+    softmax: one of SOFTMAXES, for unfused attention.
+    q_rank: rank of compressed queries in latent attention; 0 if queries are not compressed. Source
+        of latent attention: DeepSeek-V2 (arXiv:2405.04434).
+    kv_rank: rank of compressed keys and values; 0 for ordinary attention. With latent attention,
+        each head has separate keys and values, and `TransformerShape.ops` contains attention with
+        heads of width `core_dim`.
+    rope_dim: width of the rotary dimensions within head_dim.
+    value_dim: width of a head's values in latent attention.
+    """
+
+    causal: bool = True
+    softmax: str = "megatron"
+    q_rank: int = 0
+    kv_rank: int = 0
+    rope_dim: int = 0
+    value_dim: int = 0
+
+
 @dataclass(frozen=True)
-class TransformerShape:
+class TransformerShape(ExpertLayers, AttentionDetails):
     """Dimensions of a decoder-only transformer, with micro-batch size and parallelism.
 
     hidden: width of the model.
@@ -73,32 +138,8 @@ class TransformerShape:
     dtype: dtype of the linear layers. See `attention_dtype` for attention.
     attention: one of ATTENTIONS.
     dropout: whether hidden states and attention probabilities have dropout.
-    softmax: one of SOFTMAXES, for unfused attention.
     sliding_window: attention window in tokens; 0 for none. `ops` ignores the window, and counts
         attention over all keys.
-    causal: whether attention has a causal mask.
-    experts: number of routed experts per layer; 0 if all layers have an MLP.
-    top_k: number of routed experts that process each token.
-    moe_ffn: width of each routed expert.
-    ep: number of GPUs over which the experts are spread, each with a separate micro-batch.
-    expert_tp: number of GPUs that share each expert; 0 means `tp`. If it is below `tp`, the GPUs of
-        a `tp` group process different tokens in the experts.
-    routing: distribution of the tokens over the experts, as in `MoE`. `ops` returns the busiest
-        GPU's GEMMs.
-    dense_layers: number of layers with an MLP in a model with experts. They are the first layers.
-    dense_spread: whether the dense layers are instead spread evenly over the model.
-    shared_ffn: total width of the shared experts, which process every token. They are computed as
-        one MLP.
-    expert_groups, top_groups: restriction of a token's experts to `top_groups` of the
-        `expert_groups` groups of neighbouring experts; 0 for no restriction. This is the
-        node-limited routing of DeepSeek-V3 (arXiv:2412.19437, section 2.1.2).
-    q_rank: rank of compressed queries in latent attention; 0 if queries are not compressed. Source
-        of latent attention: DeepSeek-V2 (arXiv:2405.04434).
-    kv_rank: rank of compressed keys and values; 0 for ordinary attention. With latent attention,
-        each head has separate keys and values, and `ops` contains attention with heads of width
-        `core_dim`.
-    rope_dim: width of the rotary dimensions within head_dim.
-    value_dim: width of a head's values in latent attention.
     fp8_recipe: key of `recipes.RECIPES`. With a recipe, gradients may have different dtypes, casts
         are counted, and logits stay in 16 bits. "" means one dtype everywhere, without casts.
 
@@ -122,24 +163,7 @@ class TransformerShape:
     dtype: str = "bf16"
     attention: str = "flash"
     dropout: bool = False
-    softmax: str = "megatron"
     sliding_window: int = 0
-    causal: bool = True
-    experts: int = 0
-    top_k: int = 0
-    moe_ffn: int = 0
-    ep: int = 1
-    expert_tp: int = 0
-    routing: str | tuple[int, ...] = "balanced"
-    dense_layers: int = 0
-    dense_spread: bool = False
-    shared_ffn: int = 0
-    expert_groups: int = 0
-    top_groups: int = 0
-    q_rank: int = 0
-    kv_rank: int = 0
-    rope_dim: int = 0
-    value_dim: int = 0
     fp8_recipe: str = ""
 
     def __post_init__(self) -> None:

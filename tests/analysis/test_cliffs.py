@@ -4,8 +4,6 @@ Seeds from 0 on belong to these tests; the constants of the detection were chose
 and up).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cache

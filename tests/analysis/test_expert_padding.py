@@ -1,7 +1,5 @@
 """What a run says of the rows that each provider adds to the experts' rows."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import made_runs

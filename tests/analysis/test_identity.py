@@ -1,7 +1,5 @@
 """From literal traces to launches."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -144,13 +142,6 @@ def test_which_of_several(workload: Workload, names: list[tuple[str, float]], ch
         # nvjet on an H100 (torch.profiler): 2560/64 = 40 tiles, in 80 and 120 blocks.
         (NVJET, (80, 1, 1), SKINNY, True, 2),
         (NVJET, (120, 1, 1), Gemm(8, 2560, 9216, layout="nt"), True, 3),
-        (
-            "nvjet_sm90_tst_128x64_64x8_4x2_h_bz_splitK_TNT",
-            (120, 1, 1),
-            Gemm(128, 2560, 9216, layout="nt"),
-            True,
-            3,
-        ),
         # Capped at what is resident: 132 blocks are no whole number of 40 tiles.
         (NVJET, (132, 1, 1), SKINNY, True, None),
         # A persistent kernel that does not split has fewer blocks than tiles.

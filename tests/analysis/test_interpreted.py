@@ -1,7 +1,5 @@
 """Times of Triton's interpreter are in the records, and in no result that is drawn from them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import made_runs

@@ -6,14 +6,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from io import StringIO
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from commands import ROOT
 from made_devices import A100, CPU, STATE
-from rich.console import Console
-from sweep_doubles import OPTIONS, Clock, QuietWorker, measured
+from sweep_doubles import OPTIONS, Clock, QuietWorker, recording, steady
 
 from quantbench.cli.sweep_run import measure
 from quantbench.device import Limits, lookup
@@ -29,7 +28,6 @@ from quantbench.sweep.worker import Worker
 from quantbench.timing.options import TimingOptions
 from quantbench.workload import Gemm, Workload
 
-ROOT = Path(__file__).resolve().parents[2]
 REQUEST = Request(Gemm(64, 64, 64, dtype="fp32"), "torch.mm")
 LAUNCH = Launch("nvjet")
 
@@ -108,9 +106,9 @@ def test_the_way_is_apart_unless_it_is_said(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_sweep_on_a_device_for_one_process_says_what_names_its_kernels(tmp_path: Path) -> None:
     def connect() -> QuietWorker:
         hello = Hello(A100, STATE, {}, Limits(exclusive=True))
-        return QuietWorker(lambda request: measured(100.0), Clock(), hello)
+        return QuietWorker(steady, Clock(), hello)
 
-    console = Console(width=300, record=True, file=StringIO())
+    console = recording()
     with SweepSession.new(lambda spec: OPTIONS, tmp_path, connect) as session:
         finished = measure(console, session)
     assert finished.how == "complete"

@@ -2,8 +2,6 @@
 GPU.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from math import ceil, log2
 from pathlib import Path

@@ -1,14 +1,13 @@
 """Rules as experiments: pairs on runs made for them, verdicts on literals, plans on devices."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from math import exp, log
 
+import made_runs
 import numpy as np
 import pytest
 from made_devices import CPU
-from simulator import SimulatedGpu, along, measurement, noisy_us, records_of
+from simulator import SimulatedGpu, along, noisy_us, records_of
 
 from quantbench.analysis.check import fit_all
 from quantbench.analysis.curves import LEAST_ERROR
@@ -20,11 +19,9 @@ from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, UnsupportedError
 from quantbench.launch import Tile
-from quantbench.measurement import Grade
 from quantbench.rules import Verdict
-from quantbench.store.record import Measured, Place, Record, record_key
+from quantbench.store.record import Record
 from quantbench.sweep.options import SweepOptions, plan_sweep
-from quantbench.timing.options import TimingOptions
 from quantbench.workload import Attention, Gemm, GroupedGemm, Softmax, Workload
 
 A100 = lookup("a100-sxm4-80gb")
@@ -44,11 +41,7 @@ def record(
     workload: Workload, us: float, axes: dict[str, int], op: str, provider: str = "torch.mm"
 ) -> Record:
     samples = noisy_us(us, 0.005, 10, np.random.default_rng(round(us * 1e3)))
-    key = record_key(workload, provider, TimingOptions())
-    outcome = Measured(measurement(samples), Grade("A"))
-    return Record(
-        "simulated", key, workload, provider, outcome, None, (Place(axes, op),), "simulated"
-    )
+    return made_runs.record(workload, samples, axes, op=op, provider=provider)
 
 
 def hidden_sweep(time_us: Callable[[int], float], values: list[int]) -> list[Record]:
@@ -312,19 +305,8 @@ def test_the_planned_points_hold_the_pairs_that_the_rule_needs(rule: str, slug: 
         work = point.workload
         us = gpu.time_us(work) if isinstance(work, Gemm) else work.min_bytes / 1e5
         launch = gpu.launch(work) if isinstance(work, Gemm) else None
-        outcome = Measured(measurement([us] * 10), Grade("A"))
-        records.append(
-            Record(
-                "simulated",
-                point.key,
-                work,
-                point.provider,
-                outcome,
-                launch,
-                point.places,
-                "simulated",
-            )
-        )
+        taken = {"provider": point.provider, "launch": launch, "places": point.places}
+        records.append(made_runs.record(work, [us] * 10, {}, **taken))
     assert verdict(rule, records, spec).verdict != "NOT TESTED"
 
 

@@ -1,7 +1,5 @@
 """The piecewise fit on curves of a few points, whose steps are known."""
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 import pytest

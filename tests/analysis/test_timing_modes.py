@@ -2,8 +2,6 @@
 with them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commands import run as run_command
-from simulator import RUN_ID, SimulatedGpu, along, records_of, write_simulated
+from simulator import RUN_ID, SimulatedGpu, along, records_of, run_of, write_simulated
 
 from quantbench.analysis.check import check_run, fit_all
 from quantbench.analysis.compare import compare_runs
@@ -56,16 +54,14 @@ def mixed(records: Sequence[Record], below_us: float = 20.0) -> list[Record]:
 
 
 @pytest.mark.parametrize("origin", ["simulated", "imported"])
-def test_no_cliff_is_reported_between_points_of_different_modes(
-    tmp_path: Path, origin: str
-) -> None:
+def test_no_cliff_is_reported_between_points_of_different_modes(origin: str) -> None:
     records = [
         replace(r, origin=origin, source="x")
         for r in mixed(records_of(GPU, GEMMS, noise=0.003, seed=1))
     ]
     modes = [r.outcome.measurement.mode for r in records]  # type: ignore[union-attr]
     assert 5 < modes.index("events") < len(modes) - 5
-    found = check_run(read_run(write_simulated(tmp_path, GPU, records)), rules=RULES)
+    found = check_run(run_of(GPU, records), rules=RULES)
     assert (found.cliffs, found.falls, found.common) == ((), (), ())
     assert [len({p.mode for p in curve.points}) for curve in found.curves["n"]] == [1, 1]
     assert (
@@ -73,19 +69,17 @@ def test_no_cliff_is_reported_between_points_of_different_modes(
     )
     # Were the modes not known, the step would be there.
     unknown = [timed_as(record, "unknown") for record in records]
-    (step,) = check_run(
-        read_run(write_simulated(tmp_path, GPU, unknown, "unknown")), rules=()
-    ).cliffs
+    (step,) = check_run(run_of(GPU, unknown), rules=()).cliffs
     assert step.before.latency_us < 20 < step.after.latency_us
 
 
-def test_a_cliff_within_a_mode_is_found_beside_another_mode(tmp_path: Path) -> None:
+def test_a_cliff_within_a_mode_is_found_beside_another_mode() -> None:
     records = mixed(records_of(GPU, GEMMS, noise=0.003, seed=2))
     slow = [
         record if record.workload.n <= 6144 else timed_as(record, "events", offset_us=4.0)  # type: ignore[union-attr]
         for record in records
     ]
-    (cliff,) = check_run(read_run(write_simulated(tmp_path, GPU, slow)), rules=()).cliffs
+    (cliff,) = check_run(run_of(GPU, slow), rules=()).cliffs
     assert (cliff.at, cliff.next) == (6144, 6272)
 
 
@@ -145,11 +139,11 @@ def test_the_floor_stands_in_the_outputs_of_all_commands_that_show_times(tmp_pat
     assert page.count(line) == 1  # below the first picture
 
 
-def test_times_of_different_modes_are_not_called_slower(tmp_path: Path) -> None:
+def test_times_of_different_modes_are_not_called_slower() -> None:
     records = records_of(GPU, GEMMS[:20], noise=0.003, seed=6)
     modes = {"graph": 0.0, "events": OFFSET_US, "unknown": OFFSET_US}
     made = {mode: [timed_as(r, mode, offset_us=us) for r in records] for mode, us in modes.items()}
-    runs = {mode: read_run(write_simulated(tmp_path, GPU, own, mode)) for mode, own in made.items()}
+    runs = {mode: run_of(GPU, own, mode) for mode, own in made.items()}
     mixed_up = compare_runs(runs["graph"], runs["events"])
     assert mixed_up.counts == {"slower": 0, "faster": 0, "same": 0, "unclear": 20}
     assert "mode graph in A and events in B" in mixed_up.points[0].why

@@ -1,7 +1,5 @@
 """Points without a kernel's name are told, with the reason."""
 
-from __future__ import annotations
-
 import pytest
 from made_devices import CPU
 from made_runs import record, run

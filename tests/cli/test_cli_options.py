@@ -1,7 +1,5 @@
 """Dataclasses as groups of a command's options, and the texts of options as numbers."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import pytest

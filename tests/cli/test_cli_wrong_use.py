@@ -2,8 +2,6 @@
 computed.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
@@ -28,6 +26,12 @@ PLAN = "plan --model bloom-176b --gpus 384 --gpu a100-sxm4-80gb --gbs 2048"
 CSV = "--gpu a100-sxm4-80gb --map m=M,n=N,k=K,latency=t:ms --dtype bf16"
 EXPERTS = "predict --gpu h100 --model deepseek-v3"
 QUERY = f"profile query {PROFILE}"
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 @pytest.mark.slow
@@ -102,10 +106,7 @@ QUERY = f"profile query {PROFILE}"
         ("check run --budget 8m", "check: --budget 8m with a run"),
     ],
 )
-def test_wrong_use_is_one_line(
-    words: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_wrong_use_is_one_line(words: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "empty.csv").write_text("", encoding="utf-8")
     error = refused(words)
     assert f"{error.operation}: {error.value}".startswith(said)
@@ -149,9 +150,8 @@ def test_every_command_knows_gpus_by_the_same_names(words: str) -> None:
 )
 @pytest.mark.parametrize("command", ["predict", "sweep --dry-run"])
 def test_wrong_axes_are_said_in_the_name_of_the_command(
-    command: str, words: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: str, words: str, value: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     error = refused(f"{command} --gpu a100 {words}")
     assert (error.operation, error.value) == (command.split()[0], value)
 
@@ -307,10 +307,7 @@ def test_an_output_without_unicode_gets_what_is_nearest(
     ],
 )
 @pytest.mark.parametrize("command", ["predict", "sweep --dry-run"])
-def test_ranges_are_counted_before_they_are_listed(
-    command: str, words: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_ranges_are_counted_before_they_are_listed(command: str, words: str, said: str) -> None:
     tracemalloc.start()
     try:
         error = refused(f"{command} --gpu a100 {words}")
@@ -337,9 +334,8 @@ def test_ranges_are_counted_before_they_are_listed(
     ],
 )
 def test_a_provider_that_is_none_is_refused_before_a_run_is_made(
-    name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, said: str, tmp_path: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     methods = "".join(
         f"    {method} = print\n" for method in ("unsupported", "prepare", "tolerance")
     )
@@ -351,14 +347,14 @@ def test_a_provider_that_is_none_is_refused_before_a_run_is_made(
     assert not (tmp_path / "results").exists()
 
 
-def test_brackets_in_a_name_are_no_markup() -> None:
-    words = "sweep --dim n=64 -m 64 -k 64 --provider [/b]:X --gpu a100 --dry-run"
-    assert "'[/b]:X' (no module named '[/b]')" in str(refused(words))
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        # Brackets in a name are no markup.
+        (
+            "sweep --dim n=64 -m 64 -k 64 --provider [/b]:X --gpu a100 --dry-run",
+            "'[/b]:X' (no module named '[/b]')",
+        ),
         (
             "advise --hidden 4096 --heads 32 --gpu h100 --experts 8",
             "experts = 8 without top_k or moe_ffn",

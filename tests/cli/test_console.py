@@ -1,7 +1,5 @@
 """What a narrow terminal shows of a table: all of it."""
 
-from __future__ import annotations
-
 from io import StringIO
 
 import pytest

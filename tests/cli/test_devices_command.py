@@ -24,6 +24,13 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
 
 
+def put_h200(monkeypatch: pytest.MonkeyPatch, nvml: Any, state: DeviceState) -> None:
+    answers = {"inspect_machine": None, "current": H200, "open_nvml": nvml}
+    for name, answer in answers.items():
+        monkeypatch.setattr(device, name, lambda answer=answer: answer)
+    monkeypatch.setattr(device, "monitor", lambda spec: lambda: state)
+
+
 @pytest.mark.usefixtures("on_cpu")
 def test_on_a_processor(capsys: pytest.CaptureFixture[str]) -> None:
     devices()
@@ -65,10 +72,7 @@ def test_on_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
                 default_power_limit_w=700, slowdown_c=95,
             )  # fmt: skip
 
-    monkeypatch.setattr(device, "inspect_machine", lambda: None)
-    monkeypatch.setattr(device, "current", lambda: H200)
-    monkeypatch.setattr(device, "monitor", lambda spec: lambda: state)
-    monkeypatch.setattr(device, "open_nvml", Card)
+    put_h200(monkeypatch, Card(), state)
     devices()
     out = capsys.readouterr().out
     assert out.splitlines()[:4] == [
@@ -97,10 +101,8 @@ def machine(**changes: Any) -> Machine:
 def test_the_diagnosis_of_a_gpu_in_order(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    put_h200(monkeypatch, Absent("no driver"), DeviceState())
     monkeypatch.setattr(device, "inspect_machine", machine)
-    monkeypatch.setattr(device, "current", lambda: H200)
-    monkeypatch.setattr(device, "monitor", lambda spec: lambda: DeviceState())
-    monkeypatch.setattr(device, "open_nvml", lambda: Absent("no driver"))
     devices()
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     rows = {line[0]: line for line in lines if line}
@@ -137,10 +139,7 @@ def test_a_gpu_without_nvml(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     absent: Any = Absent("NVML does not start: Driver Not Loaded")
-    monkeypatch.setattr(device, "inspect_machine", lambda: None)
-    monkeypatch.setattr(device, "current", lambda: H200)
-    monkeypatch.setattr(device, "monitor", lambda spec: lambda: DeviceState(note=absent.note))
-    monkeypatch.setattr(device, "open_nvml", lambda: absent)
+    put_h200(monkeypatch, absent, DeviceState(note=absent.note))
     devices()
     assert "state: NVML does not start: Driver Not Loaded\n" in capsys.readouterr().out
 

@@ -1,12 +1,10 @@
 """What must stay light: torch and triton are loaded where work is run and nowhere else."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from commands import ROOT
+
 # Layers that run work on a device; every other one must import without torch and triton.
 HEAVY_LAYERS = ("providers", "timing")
 CODE = """

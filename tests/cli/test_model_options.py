@@ -2,8 +2,6 @@
 four commands.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

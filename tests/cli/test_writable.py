@@ -1,7 +1,5 @@
 """Where results go is tried before the work that makes them, and nothing is left behind."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -2,14 +2,12 @@
 and no waiting.
 """
 
-from __future__ import annotations
-
 import gzip
 import os
 import signal
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -76,108 +74,81 @@ def call(words: str, path: object, monkeypatch: pytest.MonkeyPatch) -> int | str
     return 0
 
 
+Refuse = Callable[[str, object], None]
+
+
+@pytest.fixture
 def require_refused(
-    words: str, path: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> str:
-    code = call(words, path, monkeypatch)
-    said = capsys.readouterr().err
-    lines = said.splitlines()
-    assert (code, len(lines)) == (2, 1), said
-    assert lines[0].startswith("quantbench: ")
-    assert lines[0].isprintable()
-    assert "Traceback" not in said
-    return lines[0]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Refuse:
+    """A check that the command line ends with one line and exit code 2."""
+    monkeypatch.chdir(tmp_path)
+
+    def require(words: str, path: object) -> None:
+        capsys.readouterr()
+        code = call(words, path, monkeypatch)
+        said = capsys.readouterr().err
+        (line,) = said.splitlines()
+        assert code == 2, said
+        assert line.startswith("quantbench: ")
+        assert line.isprintable()
+
+    return require
 
 
-def missing(folder: Path) -> str:
-    return str(folder / "nothing")
-
-
-def directory(folder: Path) -> str:
+def directory(folder: Path) -> Path:
     (folder / "empty").mkdir()
-    return str(folder / "empty")
+    return folder / "empty"
 
 
-def pipe(folder: Path) -> str:
+def pipe(folder: Path) -> Path:
     os.mkfifo(folder / "pipe")
-    return str(folder / "pipe")
+    return folder / "pipe"
 
 
-def device(folder: Path) -> str:
-    return "/dev/zero"
+def file_of(folder: Path, content: bytes) -> Path:
+    (folder / "junk").write_bytes(content)
+    return folder / "junk"
 
 
-def long_name(folder: Path) -> str:
-    return str(folder / ("a" * 300))
-
-
-def nul_byte(folder: Path) -> str:
-    return str(folder / "a\0b")
-
-
-def empty_file(folder: Path) -> str:
-    (folder / "empty-file").write_bytes(b"")
-    return str(folder / "empty-file")
-
-
-def junk(folder: Path) -> str:
-    (folder / "junk").write_bytes(bytes(range(256)) * 64)
-    return str(folder / "junk")
-
-
-def escapes(folder: Path) -> str:
-    return str(folder / "a\x1b[31m\nb[/v2]")
-
-
-def huge_file(folder: Path) -> str:
+def huge_file(folder: Path) -> Path:
     with (folder / "huge").open("wb") as file:
         file.truncate(2**40)  # sparse: it takes no room
-    return str(folder / "huge")
+    return folder / "huge"
 
 
-KINDS = (
-    missing,
-    directory,
-    pipe,
-    device,
-    long_name,
-    nul_byte,
-    empty_file,
-    junk,
-    escapes,
-    huge_file,
-)
+KINDS: dict[str, Callable[[Path], object]] = {
+    "missing": lambda folder: folder / "nothing",
+    "directory": directory,
+    "pipe": pipe,
+    "device": lambda folder: "/dev/zero",
+    "long name": lambda folder: folder / ("a" * 300),
+    "NUL byte": lambda folder: folder / "a\0b",
+    "empty file": lambda folder: file_of(folder, b""),
+    "junk": lambda folder: file_of(folder, bytes(range(256)) * 64),
+    "escapes": lambda folder: folder / "a\x1b[31m\nb[/v2]",
+    "huge file": huge_file,
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("words", COMMANDS)
 def test_a_wrong_path_is_one_line(
-    words: str,
-    kind: object,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    words: str, kind: str, tmp_path: Path, require_refused: Refuse
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    path = kind(tmp_path)  # type: ignore[operator]
+    path = KINDS[kind](tmp_path)
     before = sorted(tmp_path.rglob("*"))
-    require_refused(words, path, monkeypatch, capsys)
+    require_refused(words, path)
     assert sorted(tmp_path.rglob("*")) == before  # nothing is left behind
 
 
-@pytest.mark.parametrize("kind", [long_name, nul_byte], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", ["long name", "NUL byte"])
 @pytest.mark.parametrize("words", WRITERS)
 def test_a_name_that_cannot_be_written_is_one_line(
-    words: str,
-    kind: object,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    words: str, kind: str, tmp_path: Path, require_refused: Refuse
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    path = kind(tmp_path)  # type: ignore[operator]
-    require_refused(words, path, monkeypatch, capsys)
+    require_refused(words, KINDS[kind](tmp_path))
 
 
 #: what makes a folder a run, or a profile with tables beside it, as far as the names of its files
@@ -193,20 +164,14 @@ INSIDE = (
 )
 
 
-@pytest.mark.parametrize("kind", [pipe, device, huge_file, junk], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", ["pipe", "device", "huge file", "junk"])
 @pytest.mark.parametrize(("words", "file"), INSIDE)
 def test_a_folder_whose_file_is_none_is_one_line(
-    words: str,
-    file: str,
-    kind: object,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    words: str, file: str, kind: str, tmp_path: Path, require_refused: Refuse
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / file).symlink_to(kind(tmp_path))  # type: ignore[operator]
-    require_refused(words, "run", monkeypatch, capsys)
+    (tmp_path / "run" / file).symlink_to(KINDS[kind](tmp_path))
+    require_refused(words, "run")
 
 
 @contextmanager
@@ -228,18 +193,15 @@ def without_rights(folder: Path) -> Iterator[None]:
 @pytest.mark.slow
 @pytest.mark.parametrize("words", COMMANDS)
 def test_a_folder_that_may_not_be_entered_is_one_line(
-    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, require_refused: Refuse
 ) -> None:
     inside = tmp_path / "locked" / "run"
     inside.mkdir(parents=True)
     (inside / "run.json").write_text("{}", encoding="utf-8")
-    call(
-        words, inside, monkeypatch
-    )  # imports what it needs: that may lie where nobody else may read
-    capsys.readouterr()
+    call(words, inside, monkeypatch)  # imports what it needs: where nobody else may read
     monkeypatch.chdir("/")
     with without_rights(tmp_path / "locked"):
-        require_refused(words, inside, monkeypatch, capsys)
+        require_refused(words, inside)
 
 
 def test_an_unpacked_file_has_an_end_too(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """Which Ray is meant, and that none is waited for which is not there. Needs no ray."""
 
-from __future__ import annotations
-
 import socket
 import sys
 from collections.abc import Iterator

@@ -2,8 +2,6 @@
 slowness.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from made_runs import STATE, measurement, record

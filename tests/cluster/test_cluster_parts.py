@@ -2,14 +2,12 @@
 or are lost.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from sweep_doubles import A100, OPTIONS, STATE, Clock, QuietWorker, measured
+from sweep_doubles import A100, OPTIONS, STATE, Clock, QuietWorker, measured, steady
 
 from quantbench.cluster.cards import card_lines, compare_cards, reference_set
 from quantbench.cluster.ray_cluster import device_count
@@ -28,10 +26,6 @@ HELLO = Hello(A100, STATE, {"torch": "2.13.0"})
 
 class LostDeviceError(Exception):
     """Stands for the end of an actor."""
-
-
-def steady(request: Request) -> Reply:
-    return measured(100.0)
 
 
 @dataclass

@@ -2,8 +2,6 @@
 nodes taken away.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -14,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import ROOT
 
 from quantbench.store.folder import Run, read_run
 from quantbench.store.record import Measured
 
 pytest.importorskip("ray", reason="needs ray: pip install 'quantbench[ray]'")
 
-ROOT = Path(__file__).resolve().parents[2]
 QUICK = ("-m", "64", "-k", "64", "--precision", "20%", "--cache", "hot", "--dtype", "fp32")
 PATIENCE_S = 300
 # In a process of its own: Ray leaves threads, sockets and warnings behind that a test run need not

@@ -18,7 +18,7 @@ from typing import Any
 import jsonschema
 import pytest
 import torch
-from commands import refused
+from commands import ROOT, refused
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from quantbench.cli.comm import CommOptions, libraries_to_stderr, row_to_json, spread_warnings
@@ -42,7 +42,6 @@ from quantbench.timing.lockstep import OUT_OF_MEMORY, Command, Leader, RankBatch
 from quantbench.timing.options import TimingOptions
 from quantbench.workload import Collective
 
-ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 240
 OPTIONS = TimingOptions(cache="hot", half_width=0.05, max_time_s=0.2, min_samples=5)
 
@@ -95,6 +94,7 @@ def test_figures_use_the_factors_of_nccl_tests() -> None:
         "reduce_scatter": 0.875,
         "all_to_all": 0.875,
         "send_recv": 1.0,
+        "broadcast": 1.0,
     }
     for op, factor in factors.items():
         found = figures(Collective(op, 8 * 10**6, 8), 1000.0)
@@ -158,6 +158,10 @@ class SteadyWork:
         return RankBatch(tuple(us + 0.001 * i for i in range(count)), self.launch_us, self.state)
 
 
+def plan(*sizes: int, ops: tuple[str, ...] = ("all_reduce",)) -> tuple[Collective, ...]:
+    return points(ops, sizes, num_gpus=2, num_nodes=1, dtype="fp32")
+
+
 def session(
     work: SteadyWork, ranks: LoneRanks, records: list[Record], backend: str = "gloo"
 ) -> CommSession:
@@ -186,11 +190,8 @@ def test_a_rank_that_answers_less_is_an_error() -> None:
 def test_a_session_keeps_every_point_and_repeats_its_reference() -> None:
     records: list[Record] = []
     work = SteadyWork()
-    plan = points(
-        ("all_reduce", "all_gather"), (1000, 100_000), num_gpus=2, num_nodes=1, dtype="fp32"
-    )
     run = session(work, LoneRanks(), records)
-    run.run(plan)
+    run.run(plan(1000, 100_000, ops=("all_reduce", "all_gather")))
     roles = [r.role for r in records]
     assert roles == ["reference", "point", "point", "reference", "point", "point", "reference"]
     assert len(run.reference_us) == 3
@@ -205,26 +206,19 @@ def test_a_session_keeps_every_point_and_repeats_its_reference() -> None:
         jsonschema.validate(json.loads(json.dumps(record_to_json(record))), schema("record"))
 
 
-def test_short_collectives_are_put_together_on_a_gpu() -> None:
+def outcome_on_gpus(work: SteadyWork, ranks: LoneRanks, size: int = 90_000) -> Measured:
+    """The outcome of a message between two GPUs; 90 KB take the slower one 200 µs."""
     records: list[Record] = []
-    work = SteadyWork()
-    session(work, LoneRanks(), records, "nccl").run(
-        points(("all_reduce",), (1000,), num_gpus=2, num_nodes=1, dtype="fp32")
-    )
-    point = next(r for r in records if r.role == "point")
-    assert point.outcome.measurement.kernels_per_sample == 10  # 200 µs over the slowest rank's 22
-    assert point.outcome.measurement.mode == "events"
-
-
-def outcome_on_gpus(work: SteadyWork, ranks: LoneRanks) -> Measured:
-    """The outcome of a message of 90 KB between two GPUs, which takes the slower one 200 µs."""
-    records: list[Record] = []
-    session(work, ranks, records, "nccl").run(
-        points(("all_reduce",), (90_000,), num_gpus=2, num_nodes=1, dtype="fp32")
-    )
+    session(work, ranks, records, "nccl").run(plan(size))
     outcome = next(r for r in records if r.role == "point").outcome
     assert isinstance(outcome, Measured)
     return outcome
+
+
+def test_short_collectives_are_put_together_on_a_gpu() -> None:
+    found = outcome_on_gpus(SteadyWork(), LoneRanks(), 1000).measurement
+    assert found.kernels_per_sample == 10  # 200 µs over the slowest rank's 22
+    assert found.mode == "events"
 
 
 def test_a_collective_between_quiet_gpus_is_graded_a() -> None:
@@ -369,9 +363,7 @@ def test_a_result_that_is_not_a_number_is_wrong() -> None:
 )
 def test_what_cannot_be_measured_is_kept_with_its_reason(work: SteadyWork, kind: type) -> None:
     records: list[Record] = []
-    session(work, LoneRanks(), records).run(
-        points(("all_reduce",), (8,), num_gpus=2, num_nodes=1, dtype="fp32")
-    )
+    session(work, LoneRanks(), records).run(plan(8))
     assert all(isinstance(r.outcome, kind) for r in records)
     row = row_to_json(records[1])
     assert (work.trouble or work.wrong) in str(row.get("skipped", row.get("failed")))
@@ -409,9 +401,9 @@ def test_scatter_and_drift_are_warned_of() -> None:
 
 def test_plans_by_backend() -> None:
     arguments = CommOptions()
-    plan = arguments.plan("nccl", 8, 1)
-    assert {c.op for c in plan} == set(DEFAULT_OPS)
-    assert (max(c.message_bytes for c in plan), plan[0].dtype) == (2**30, "bf16")
+    found = arguments.plan("nccl", 8, 1)
+    assert {c.op for c in found} == set(DEFAULT_OPS)
+    assert (max(c.message_bytes for c in found), found[0].dtype) == (2**30, "bf16")
     assert arguments.plan("gloo", 2, 1)[0].dtype == "fp32"
     one = CommOptions(op="all-gather", sizes="1KiB", dtype="int8").plan("gloo", 4, 2)
     assert one == (Collective("all_gather", 1024, 4, "int8", 2),)

@@ -76,11 +76,11 @@ class FakeLibrary:
         return answers[name]
 
 
-def opened(library: FakeLibrary, uuid: str = "1234", own: tuple[int, ...] = (100,)) -> Nvml:
+def opened(library: FakeLibrary, uuid: str = "1234") -> Nvml:
     found = Nvml.open(
         uuid=uuid,
         library=library,
-        own_pids=lambda: frozenset(own),
+        own_pids=lambda: frozenset({100}),
         pid_exists=lambda pid: pid < 1_000_000,
     )
     assert isinstance(found, Nvml)
@@ -193,10 +193,6 @@ def test_unknown_gpu_is_a_stated_fact() -> None:
     assert Nvml.open(uuid="unheard", library=FakeLibrary()) == Absent(
         "NVML does not know this GPU (MIG-unheard: Not Found)"
     )
-
-
-def test_our_own_processes_do_not_count() -> None:
-    assert opened(FakeLibrary(pids=(100, 101)), own=(99, 100, 101)).state().other_processes == 0
 
 
 def test_processes_can_be_left_out() -> None:

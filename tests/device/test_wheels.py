@@ -2,8 +2,6 @@
 indexes.
 """
 
-from __future__ import annotations
-
 import ctypes
 import subprocess
 import tomllib
@@ -14,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import ROOT
 
 from quantbench.device import wheels
 from quantbench.device.wheels import Choice, choose, install_line, machine
 
-ROOT = Path(__file__).resolve().parents[2]
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
     "optional-dependencies"
 ]

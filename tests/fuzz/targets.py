@@ -168,6 +168,11 @@ SHAPES_JSON = b"""{"format": "quantbench-shapes", "version": 1, "shapes": [
   {"name": "now", "shape": {"hidden": 64, "heads": 4, "layers": 2, "vocab": 96}},
   {"name": "wider", "shape": {"hidden": 96, "heads": 6}, "predicted": {"mid": 0.1, "low": 0.0, "high": 0.2}}]}"""
 
+
+def _csv(name: str) -> Callable[[bytes, Path], object]:
+    return lambda b, d: csv_table.read_rows(_at(d, name, b), CSV_MAP, dtype="bf16")
+
+
 TARGETS = (
     Target("run.json", lambda b, d: _load_run(b, made_run()[1], d), lambda: made_run()[:1], "json"),
     Target(
@@ -187,19 +192,19 @@ TARGETS = (
     ),
     Target(
         "csv",
-        lambda b, d: csv_table.read_rows(_at(d, "t.csv", b), CSV_MAP, dtype="bf16"),
+        _csv("t.csv"),
         lambda: (CSV,),
         "text",
     ),
     Target(
         "csv.gz",
-        lambda b, d: csv_table.read_rows(_at(d, "t.csv.gz", b), CSV_MAP, dtype="bf16"),
+        _csv("t.csv.gz"),
         lambda: (gzip.compress(LONG_CSV),),
         "binary",
     ),
     Target(
         "csv.xz",
-        lambda b, d: csv_table.read_rows(_at(d, "t.csv.xz", b), CSV_MAP, dtype="bf16"),
+        _csv("t.csv.xz"),
         lambda: (lzma.compress(LONG_CSV),),
         "binary",
     ),

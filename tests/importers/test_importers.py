@@ -13,7 +13,7 @@ from quantbench.device import lookup
 from quantbench.errors import InputError, StoreError, UnsupportedError
 from quantbench.importers import aiconfigurator, csv_table
 from quantbench.importers.disagreement import disagreements
-from quantbench.importers.runs import Origin, Row, Rows, summary_lines, write_run
+from quantbench.importers.runs import ImportSummary, Origin, Row, Rows, summary_lines, write_run
 from quantbench.latency.gemm.model import GemmModel
 from quantbench.store.folder import read_run
 from quantbench.store.record import Measured, Place, Skipped
@@ -29,6 +29,10 @@ needs_package = pytest.mark.skipif(
 
 def row(m: int, latency_us: float, kernel: str | None = None) -> Row:
     return Row(Gemm(m, 4096, 4096), latency_us, "lib", Place({"m": m}, "gemm"), kernel)
+
+
+def written(results: Path, rows: list[Row]) -> ImportSummary:
+    return write_run(results, A100, ORIGIN, Rows(rows))
 
 
 # --- writing a run -----------------------------------------------------------------------------------------------
@@ -53,10 +57,8 @@ def test_rows_become_records_that_read_back(tmp_path: Path) -> None:
 
 def test_impossible_figures_are_kept_and_marked(tmp_path: Path) -> None:
     # 2·4096³ at 312 TFLOP/s take 440.5 µs; 4096×4096 weights in bf16 at 2039 GB/s take 16.5 µs.
-    found = Rows(
-        [row(4096, 440.0), row(4095, 460.0), row(1, 16.0), row(2, float("nan")), row(3, 0.0)]
-    )
-    summary = write_run(tmp_path, A100, ORIGIN, found)
+    rows = [row(4096, 440.0), row(4095, 460.0), row(1, 16.0), row(2, float("nan")), row(3, 0.0)]
+    summary = written(tmp_path, rows)
     assert (summary.rejected, summary.no_time) == (1, 2)
     outcomes = [record.outcome for record in read_run(summary.folder).records]
     letters = [o.grade.letter for o in outcomes if isinstance(o, Measured)]
@@ -75,21 +77,16 @@ def test_impossible_figures_are_kept_and_marked(tmp_path: Path) -> None:
     ("factor", "said"), [(1e3, "the median time is "), (1e-3, "the median time is 1/")]
 )
 def test_times_in_another_unit_are_refused(factor: float, said: str, tmp_path: Path) -> None:
-    right = [40.0, 55.0, 470.0]
-    rows = [row(m, us * factor) for m, us in zip((128, 256, 4096), right, strict=True)]
+    times = {128: 40.0, 256: 55.0, 4096: 470.0}
+    rows = [row(m, us * factor) for m, us in times.items()]
     with pytest.raises(InputError) as caught:
-        write_run(tmp_path, A100, ORIGIN, Rows(rows))
+        written(tmp_path, rows)
     assert str(caught.value).startswith(f"import: {said}")
     assert str(caught.value).endswith(
         "expected times in the unit that was stated, or --units-are-right"
     )
     assert list(tmp_path.iterdir()) == []
-    write_run(
-        tmp_path,
-        A100,
-        ORIGIN,
-        Rows([row(m, us) for m, us in zip((128, 256, 4096), right, strict=True)]),
-    )
+    written(tmp_path, [row(m, us) for m, us in times.items()])
 
 
 def test_times_of_a_processor_are_not_those_of_a_gpu(tmp_path: Path) -> None:
@@ -97,18 +94,18 @@ def test_times_of_a_processor_are_not_those_of_a_gpu(tmp_path: Path) -> None:
     with pytest.raises(
         InputError, match=r"large products take 83 times what they should on a100-sxm4-80gb"
     ):
-        write_run(tmp_path, A100, ORIGIN, Rows(rows))
+        written(tmp_path, rows)
 
 
 def test_a_table_without_a_usable_row_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"all 2 figures are above the peak of a100-sxm4-80gb"):
-        write_run(tmp_path, A100, ORIGIN, Rows([row(4096, 400.0), row(8192, 800.0)]))
+        written(tmp_path, [row(4096, 400.0), row(8192, 800.0)])
     with pytest.raises(InputError, match=r"all 1 figures are above the peak"):
         write_run(tmp_path, A100, ORIGIN, Rows([row(4096, 4e-3)]), units_are_right=True)
     with pytest.raises(
         InputError, match=r"no row has a time above 0, such as gemm 4096×4096×4096 .*: -1 µs"
     ):
-        write_run(tmp_path, A100, ORIGIN, Rows([row(4096, -1.0), row(8192, float("nan"))]))
+        written(tmp_path, [row(4096, -1.0), row(8192, float("nan"))])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -121,7 +118,7 @@ def test_shapes_with_different_times_are_named(tmp_path: Path) -> None:
         )
     ]
     same = [row(256, 50.0), row(256, 50.0), row(512, 70.0)]
-    summary = write_run(tmp_path, A100, ORIGIN, Rows([*rows, *same]))
+    summary = written(tmp_path, [*rows, *same])
     assert summary.repeated == 1
     assert (
         "  1 shape more than once with different times, kept as samples; most apart: gemm 128×4096×4096 bf16 nn: "
@@ -136,7 +133,7 @@ def test_kernel_names_tell_tiles(tmp_path: Path) -> None:
         "my_kernel",
     ]
     rows = [row(128 * n, 40.0 * n, kernel=name) for n, name in enumerate(names, start=1)]
-    summary = write_run(tmp_path, A100, ORIGIN, Rows(rows))
+    summary = written(tmp_path, rows)
     launches = [record.launch for record in read_run(summary.folder).records]
     assert [launch and launch.kernel for launch in launches] == names
     assert [launch and launch.tile and str(launch.tile) for launch in launches] == [
@@ -149,9 +146,9 @@ def test_kernel_names_tell_tiles(tmp_path: Path) -> None:
 
 
 def test_the_same_table_twice_is_left_alone_and_another_refused(tmp_path: Path) -> None:
-    first = write_run(tmp_path, A100, ORIGIN, Rows([row(1, 20.0)]))
+    first = written(tmp_path, [row(1, 20.0)])
     before = (first.folder / "records.jsonl").read_bytes()
-    again = write_run(tmp_path, A100, ORIGIN, Rows([row(1, 20.0)]))
+    again = written(tmp_path, [row(1, 20.0)])
     assert again.existed
     assert (first.folder / "records.jsonl").read_bytes() == before
     other = Origin("t", "table of nobody", {}, {"importer": "test", "sha256": "1"})
@@ -194,37 +191,32 @@ def test_a_region_that_is_slower_as_a_whole_is_named() -> None:
 # --- csv ---------------------------------------------------------------------------------------------------------
 
 
+def csv_rows(folder: Path, text: str, mapped: str, dtype: str = "") -> list[Row]:
+    """The rows of a table t.csv that holds `text`."""
+    (folder / "t.csv").write_text(text)
+    return csv_table.read_rows(folder / "t.csv", csv_table.parse_map(mapped), dtype=dtype).rows
+
+
 def test_csv_map_with_units(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text(
-        "M,N,K,time,fmt,name\n128,256,512,0.25,bfloat16,k1\n129,256,512,0.5,half,\n\n"
-    )
-    mapped = csv_table.parse_map("m=M, n=N,k=K,latency=time:ms,dtype=fmt,kernel=name")
-    rows = csv_table.read_rows(tmp_path / "t.csv", mapped).rows
+    text = "M,N,K,time,fmt,name\n128,256,512,0.25,bfloat16,k1\n129,256,512,0.5,half,\n\n"
+    rows = csv_rows(tmp_path, text, "m=M, n=N,k=K,latency=time:ms,dtype=fmt,kernel=name")
     assert [(r.workload, r.latency_us, r.kernel) for r in rows] == [
         (Gemm(128, 256, 512, dtype="bf16"), 250.0, "k1"),
         (Gemm(129, 256, 512, dtype="fp16"), 500.0, None),
     ]
     assert rows[0].place.axes == {"m": 128, "n": 256, "k": 512, "batch": 1}
     for unit, us in (("ns", 0.25e-3), ("us", 0.25), ("s", 0.25e6)):
-        mapped = csv_table.parse_map(f"m=M,n=N,k=K,latency=time:{unit}")
-        assert csv_table.read_rows(tmp_path / "t.csv", mapped, dtype="bf16").rows[
-            0
-        ].latency_us == pytest.approx(us)
+        first, _ = csv_rows(tmp_path, text, f"m=M,n=N,k=K,latency=time:{unit}", "bf16")
+        assert first.latency_us == pytest.approx(us)
 
 
 def test_csv_of_other_workloads(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("b,h,s,d,causal,t\n2,8,1024,64,True,90\n")
-    mapped = csv_table.parse_map(
-        "batch=b,heads=h,seq_q=s,seq_k=s,head_dim=d,causal=causal,latency=t:us"
-    )
-    assert csv_table.read_rows(tmp_path / "a.csv", mapped, dtype="bf16").rows[
-        0
-    ].workload == Attention(2, 8, 1024, 1024, 64)
-    (tmp_path / "c.csv").write_text("op,bytes,gpus,t\nall_reduce,1024,8,9\n")
-    mapped = csv_table.parse_map("op=op,message_bytes=bytes,num_gpus=gpus,latency=t:us")
-    assert csv_table.read_rows(tmp_path / "c.csv", mapped, dtype="fp16").rows[
-        0
-    ].workload == Collective("all_reduce", 1024, 8, dtype="fp16")
+    mapped = "batch=b,heads=h,seq_q=s,seq_k=s,head_dim=d,causal=causal,latency=t:us"
+    (one,) = csv_rows(tmp_path, "b,h,s,d,causal,t\n2,8,1024,64,True,90\n", mapped, "bf16")
+    assert one.workload == Attention(2, 8, 1024, 1024, 64)
+    mapped = "op=op,message_bytes=bytes,num_gpus=gpus,latency=t:us"
+    (one,) = csv_rows(tmp_path, "op,bytes,gpus,t\nall_reduce,1024,8,9\n", mapped, "fp16")
+    assert one.workload == Collective("all_reduce", 1024, 8, dtype="fp16")
 
 
 @pytest.mark.parametrize(
@@ -278,11 +270,8 @@ def test_csv_map_errors(text: str, message: str) -> None:
     ],
 )
 def test_csv_file_errors(tmp_path: Path, content: str, message: str) -> None:
-    (tmp_path / "t.csv").write_text(content)
     with pytest.raises(InputError) as error:
-        csv_table.read_rows(
-            tmp_path / "t.csv", csv_table.parse_map("m=M,n=N,k=K,latency=time:ms"), dtype="bf16"
-        )
+        csv_rows(tmp_path, content, "m=M,n=N,k=K,latency=time:ms", "bf16")
     assert message in str(error.value)
 
 
@@ -299,9 +288,16 @@ def test_without_the_package_the_error_says_what_to_install(
         aiconfigurator.find_tables("a100_sxm")
 
 
+def write_parquet(root: Path, tables: dict[str, list[dict[str, object]]]) -> None:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    for name, rows in tables.items():
+        path = root / "data" / "a100_sxm" / f"{name}.parquet"
+        path.parent.mkdir(parents=True)
+        pq.write_table(pa.Table.from_pylist(rows), path)
+
+
 def write_tables(root: Path) -> Path:
     """A systems folder with one system of three small tables."""
-    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     pytest.importorskip("yaml")
     (root / "a100_sxm.yaml").write_text(
         "data_dir: data/a100_sxm\nmisc:\n  nccl_version: '2.27.3'\n"
@@ -335,10 +331,7 @@ def write_tables(root: Path) -> Path:
         ],
         "comm/nccl/2.27.3/nccl_perf": [nccl],
     }
-    for name, rows in tables.items():
-        path = root / "data" / "a100_sxm" / f"{name}.parquet"
-        path.parent.mkdir(parents=True)
-        pq.write_table(pa.Table.from_pylist(rows), path)
+    write_parquet(root, tables)
     return root
 
 
@@ -373,24 +366,15 @@ def test_aiconfigurator_tables_from_a_folder(tmp_path: Path) -> None:
 
 
 def test_aiconfigurator_experts(tmp_path: Path) -> None:
-    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     root = write_tables(tmp_path)
     moe = {
         "kernel_source": "sglang_fused_moe_triton", "moe_dtype": "bfloat16", "num_tokens": 64, "hidden_size": 2688,
         "inter_size": 1856, "topk": 6, "num_experts": 128, "moe_tp_size": 2, "moe_ep_size": 4,
         "distribution": "power_law_1.2", "latency": 0.5,
     }  # fmt: skip
-    tables = {
-        "moe/sglang/1/moe_perf": [
-            moe,
-            {**moe, "inter_size": 768, "moe_dtype": "int4_wo"},
-            {**moe, "inter_size": 768},
-        ],
-    }
-    for name, rows in tables.items():
-        path = root / "data" / "a100_sxm" / f"{name}.parquet"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(pa.Table.from_pylist(rows), path)
+    narrow = {**moe, "inter_size": 768}
+    rows = [moe, {**narrow, "moe_dtype": "int4_wo"}, narrow]
+    write_parquet(root, {"moe/sglang/1/moe_perf": rows})
     (file,), _ = aiconfigurator.find_tables(
         "a100_sxm", backend="sglang", version="1", root=root, kinds=("moe",)
     )
@@ -423,20 +407,6 @@ def test_aiconfigurator_errors(tmp_path: Path) -> None:
     table = aiconfigurator.find_tables("a100_sxm", backend="vllm", root=root, kinds=["gemm"])[0][0]
     with pytest.raises(StoreError, match=r"expected a Parquet file"):
         aiconfigurator.read_rows(table)
-
-
-@pytest.mark.slow
-@needs_package
-def test_packaged_a100_tables(tmp_path: Path) -> None:
-    tables, missing = aiconfigurator.find_tables("a100-sxm4-80gb")
-    assert missing == []
-    gemm = aiconfigurator.read_rows(tables[0])
-    assert (len(gemm.rows), gemm.left_out) == (35_742, {})
-    summary = write_run(tmp_path, A100, aiconfigurator.origin_of(tables[0]), gemm)
-    run = read_run(summary.folder)
-    assert summary.rejected == 0
-    assert len(run.records) == 35_742
-    assert {r.provider for r in run.records} == {"sglang"}
 
 
 @needs_package

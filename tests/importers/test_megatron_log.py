@@ -2,8 +2,6 @@
 is left of them.
 """
 
-from __future__ import annotations
-
 import gzip
 import io
 import re

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 from ahead_of_time import (
-    SHARED_MEMORY_LIMIT_BYTES,
     KernelResources,
+    check_fits,
     compile_gemm,
     compile_kernel,
     few,
@@ -30,7 +30,6 @@ from quantbench.kernels.launching import TRITON
 
 from quantbench.launch import Tile
 from quantbench.providers.inputs import input_templates, output_templates
-from quantbench.quantization import TENSOR_MEMORY_COLUMNS
 from quantbench.workload import Gemm, GroupedGemm
 
 pytestmark = [
@@ -89,17 +88,6 @@ def compiled(case: Case) -> KernelResources:
     capability = (case.arch // 10, case.arch % 10)
     config = configure(operands, case.schedule, case.tile, capability)
     return compile_gemm(operands, config, case.arch)
-
-
-def check_fits(built: KernelResources) -> None:
-    assert built.spills == 0
-    assert built.stack_bytes == 0
-    assert built.registers <= 255
-    assert built.registers * built.threads <= 65_536
-    assert built.shared_memory_bytes <= SHARED_MEMORY_LIMIT_BYTES[built.arch]
-    assert built.tensor_memory_columns <= TENSOR_MEMORY_COLUMNS
-    assert built.scratch_bytes == 0
-    assert built.warning == ""
 
 
 TENSOR_CORE = [case for arch in ARCHS for case in menu_cases(arch, tuple(OPCODES[arch]), ALIGNED)]

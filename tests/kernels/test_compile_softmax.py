@@ -17,12 +17,12 @@ MASKS = [
 CASES = list(product((80, 90, 100), MASKS, (128, 2048, MAX_COLS)))
 
 
+def count(code: KernelResources, opcode: str, kind: str = "") -> int:
+    return sum(n for name, n in code.opcodes.items() if name.startswith(opcode) and kind in name)
+
+
 def loads(code: KernelResources, kind: str) -> int:
-    return sum(
-        n
-        for name, n in code.opcodes.items()
-        if name.startswith("LDG.E") and kind in name.split(".")
-    )
+    return count(code, "LDG.E", f".{kind}")
 
 
 @pytest.mark.slow
@@ -34,12 +34,8 @@ def test_rows_in_eights_move_16_bytes_at_a_time(
     code = compile_softmax(cols, direction=direction, mask=masked, dtype="bf16", arch=arch)
     assert code.spills == 0
     assert code.stack_bytes == 0
-    assert loads(code, "128") == sum(
-        n for name, n in code.opcodes.items() if name.startswith("LDG")
-    )
-    assert code.count("STG.E.128") == sum(
-        n for name, n in code.opcodes.items() if name.startswith("STG")
-    )
+    assert loads(code, "128") == count(code, "LDG")
+    assert code.count("STG.E.128") == count(code, "STG")
     assert code.threads == 32 * (softmax_tile(cols, 2, direction).num_warps or 0)
 
 
@@ -56,7 +52,7 @@ def test_loads_under_way_per_thread() -> None:
 @pytest.mark.parametrize(("cols", "kind"), [(2056, "128"), (2052, "64"), (2049, "U16")])
 def test_loads_narrow_with_the_alignment_of_a_row(cols: int, kind: str) -> None:
     code = compile_softmax(cols, dtype="bf16", arch=90)
-    assert loads(code, kind) == sum(n for name, n in code.opcodes.items() if name.startswith("LDG"))
+    assert loads(code, kind) == count(code, "LDG")
     assert code.spills == 0
 
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from interpreter import EXAMPLES, in_interpreter
 from quantbench.kernels.gemm import matmul, plan
 from quantbench.kernels.gemm.menu import SCHEDULES
+from references import relative_error
 
 from quantbench.errors import QuantbenchError
 from quantbench.launch import Tile
@@ -26,7 +27,9 @@ TOLERANCE = {torch.float16: 5e-4, torch.float32: 2e-6, torch.float8_e4m3fn: 1e-2
 SMALL = Tile(32, 32, block_k=16, stages=2, num_warps=4)
 
 
-def stored(*shape: int, transposed: bool, dtype: torch.dtype = torch.float16) -> torch.Tensor:
+def stored(
+    *shape: int, transposed: bool = False, dtype: torch.dtype = torch.float16
+) -> torch.Tensor:
     """A random matrix (or a batch of them) of `shape`, stored by columns where transposed."""
     *batch, rows, cols = shape
     generator = torch.Generator().manual_seed(sum(shape))
@@ -40,10 +43,7 @@ def poisoned(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype | None = None)
 
 
 def error(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> float:
-    reference = a.double() @ b.double()
-    return float(
-        torch.linalg.vector_norm(c.double() - reference) / torch.linalg.vector_norm(reference)
-    )
+    return relative_error(c, a.double() @ b.double())
 
 
 def tile_for(schedule: str, tile: Tile = SMALL, split_k: int = 3) -> Tile:
@@ -78,10 +78,8 @@ def test_any_shape(
     dtype: torch.dtype,
 ) -> None:  # fmt: skip
     """Ragged edges, parts of one step and of several, fewer tiles than programs and more."""
-    a, b = (
-        stored(m, k, transposed=transposed[0], dtype=dtype),
-        stored(k, n, transposed=transposed[1], dtype=dtype),
-    )
+    a = stored(m, k, transposed=transposed[0], dtype=dtype)
+    b = stored(k, n, transposed=transposed[1], dtype=dtype)
     tile = tile_for(
         schedule, Tile(32, 16, block_k=32, stages=2, num_warps=4), min(split_k, -(-k // 32))
     )
@@ -96,7 +94,7 @@ def test_stream_k_shares_tiles_between_any_number_of_programs(programs: int) -> 
     """3 tiles of 5 steps each: every cut falls somewhere else, and some programs get less than a
     tile.
     """
-    a, b = stored(90, 70, transposed=False), stored(70, 20, transposed=False)
+    a, b = stored(90, 70), stored(70, 20)
     work = plan(a, b, tile=SMALL, schedule="stream_k", out=poisoned(a, b), programs=programs)
     work.run()
     assert error(work.out, a, b) < TOLERANCE[torch.float16]
@@ -107,7 +105,7 @@ def test_stream_k_shares_tiles_between_any_number_of_programs(programs: int) -> 
 @pytest.mark.parametrize("schedule", ["stream_k", "split_k"])
 def test_a_second_run_gives_the_same_bits(schedule: str) -> None:
     """Partial sums are added in a fixed order, and stream-k's flags are down again after a run."""
-    a, b = stored(90, 70, transposed=False), stored(70, 20, transposed=False)
+    a, b = stored(90, 70), stored(70, 20)
     out = poisoned(a, b)
     work = plan(a, b, tile=tile_for(schedule), schedule=schedule, out=out, programs=2)
     work.run()
@@ -119,7 +117,7 @@ def test_a_second_run_gives_the_same_bits(schedule: str) -> None:
 
 @in_interpreter
 def test_fp8_products_come_out_in_bf16() -> None:
-    a = stored(40, 96, transposed=False, dtype=torch.float8_e4m3fn)
+    a = stored(40, 96, dtype=torch.float8_e4m3fn)
     b = stored(96, 56, transposed=True, dtype=torch.float8_e4m3fn)
     c = matmul(a, b, tile=Tile(32, 32, block_k=32, stages=2, num_warps=4))
     assert c.dtype == torch.bfloat16
@@ -131,7 +129,7 @@ def test_views_are_read_and_written_where_they_are() -> None:
     """Leading dimensions beyond the row's length, an operand shared by all products, a result in a
     larger tensor.
     """
-    a = stored(50, 80, transposed=False)[3:43, 8:60]
+    a = stored(50, 80)[3:43, 8:60]
     b = stored(64, 90, transposed=True)[4:56, :33]
     frame = torch.full((60, 40), 7.0, dtype=torch.float16)
     matmul(a, b, tile=SMALL, out=frame[10:50, 2:35])
@@ -147,7 +145,7 @@ def test_views_are_read_and_written_where_they_are() -> None:
 @pytest.mark.parametrize("shape", [(1, 1, 1), (33, 1, 17), (1, 40, 1), (17, 1, 1), (1, 1, 33)])
 def test_sizes_of_one(shape: tuple[int, int, int]) -> None:
     m, n, k = shape
-    a, b = stored(m, k, transposed=False), stored(k, n, transposed=False)
+    a, b = stored(m, k), stored(k, n)
     out = poisoned(a, b)
     matmul(a, b, tile=SMALL, out=out)
     assert error(out, a, b) < TOLERANCE[torch.float16]
@@ -155,7 +153,7 @@ def test_sizes_of_one(shape: tuple[int, int, int]) -> None:
 
 @in_interpreter
 def test_the_launch_is_the_one_that_quantization_counts() -> None:
-    a, b = stored(2, 72, 104, transposed=False), stored(2, 104, 40, transposed=False)
+    a, b = stored(2, 72, 104), stored(2, 104, 40)
     tile = replace(SMALL, split_k=3)
     steps = plan(a, b, tile=tile, schedule="split_k").steps
     assert [step.launch.kernel for step in steps] == ["gemm_data_parallel", "gemm_add_parts"]
@@ -169,8 +167,8 @@ def test_the_launch_is_the_one_that_quantization_counts() -> None:
 @in_interpreter
 def test_without_a_tile_the_menu_decides() -> None:
     a, b = (
-        stored(130, 70, transposed=False, dtype=torch.float32),
-        stored(70, 90, transposed=False, dtype=torch.float32),
+        stored(130, 70, dtype=torch.float32),
+        stored(70, 90, dtype=torch.float32),
     )
     work = plan(a, b)
     work.run()

@@ -13,6 +13,7 @@ from interpreter import EXAMPLES
 from quantbench.kernels.gemm import matmul, plan
 from quantbench.kernels.gemm.menu import SCHEDULES, architecture, tiles
 from quantbench.kernels.launching import HAS_TENSOR_DESCRIPTOR
+from references import relative_error
 
 from quantbench.errors import InputError
 from quantbench.launch import Tile
@@ -51,10 +52,7 @@ def compared(
     shape = (*a.shape[:-1], gemm.n)
     out = torch.full(shape, torch.nan, dtype=TORCH_DTYPES[gemm.output_dtype], device="cuda")
     matmul(a, b, tile=tile, schedule=schedule, out=out, tf32=gemm.dtype == "tf32", operands=path)
-    reference = a.double() @ b.double()
-    return float(
-        torch.linalg.vector_norm(out.double() - reference) / torch.linalg.vector_norm(reference)
-    )
+    return relative_error(out, a.double() @ b.double())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

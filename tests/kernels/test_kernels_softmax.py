@@ -49,26 +49,33 @@ def upper(size: int, device: str = "cpu") -> torch.Tensor:
     return correctness.causal_mask(size, size, torch.device(device))
 
 
-def check_causal(
-    shape: tuple[int, int, int], dtype: torch.dtype, scale: float, device: str = "cpu"
+def check(
+    shape: tuple[int, int, int, int],
+    dtype: torch.dtype,
+    scale: float,
+    mask: torch.Tensor | None = None,
+    device: str = "cpu",
 ) -> None:
-    batch, heads, size = shape
-    dropped = upper(size, device)
-    scores = scores_of((batch, heads, size, size), dtype, seed=size, device=device)
-    grad = scores_of((batch, heads, size, size), dtype, seed=size + 1, device=device)
-    poisoned = scores.masked_fill(dropped, NAN)  # above the diagonal nothing may be used
-    y = torch.full_like(scores, NAN)
-    plan_forward(poisoned, scale, causal=True, out=y).run()
+    """Both ways, outputs poisoned first; causal without a mask."""
+    causal = mask is None
+    size = shape[-1]
+    scores = scores_of(shape, dtype, seed=size, device=device)
+    grad = scores_of(shape, dtype, seed=size + 1, device=device)
+    dropped = upper(size, device) if causal else mask
+    # Above the diagonal nothing may be used.
+    unused = dropped if causal else torch.zeros_like(mask)
+    y, dx = torch.full_like(scores, NAN), torch.full_like(scores, NAN)
+    plan_forward(scores.masked_fill(unused, NAN), scale, causal=causal, mask=mask, out=y).run()
+    plan_backward(grad.masked_fill(unused, NAN), y, scale, causal=causal, out=dx).run()
     expected = correctness.softmax(scores.double(), scale, dropped)
-    assert torch.equal(y[..., dropped], torch.zeros_like(y[..., dropped]))
-    assert relative_error(y, expected) < TOLERANCE[dtype]
-    dx = torch.full_like(scores, NAN)
-    plan_backward(grad.masked_fill(dropped, NAN), y, scale, causal=True, out=dx).run()
-    assert torch.equal(dx[..., dropped], torch.zeros_like(dx[..., dropped]))
-    assert (
-        relative_error(dx, correctness.softmax_backward(y.double(), grad.double(), scale))
-        < TOLERANCE[dtype]
-    )
+    gradient = correctness.softmax_backward(y.double(), grad.double(), scale)
+    for found, right in ((y, expected), (dx, gradient)):
+        assert not (found * unused).any()
+        assert relative_error(found, right) < TOLERANCE[dtype]
+
+
+def check_causal(shape: tuple[int, int, int], *options: Any, **device: str) -> None:
+    check((*shape, shape[-1]), *options, **device)
 
 
 def check_masked(
@@ -80,16 +87,7 @@ def check_masked(
 ) -> None:
     batch, _, sq, sk = shape
     mask = mask_of(1 if one_mask else batch, sq, sk, seed=sk, device=device)
-    scores = scores_of(shape, dtype, seed=sk, device=device)
-    grad = scores_of(shape, dtype, seed=sk + 1, device=device)
-    y, dx = torch.full_like(scores, NAN), torch.full_like(scores, NAN)
-    plan_forward(scores, scale, mask=mask, out=y).run()
-    assert relative_error(y, correctness.softmax(scores.double(), scale, mask)) < TOLERANCE[dtype]
-    plan_backward(grad, y, scale, out=dx).run()
-    assert (
-        relative_error(dx, correctness.softmax_backward(y.double(), grad.double(), scale))
-        < TOLERANCE[dtype]
-    )
+    check(shape, dtype, scale, mask, device)
 
 
 @in_interpreter

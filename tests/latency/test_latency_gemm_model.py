@@ -1,7 +1,5 @@
 """GemmModel: fitting, priors, intervals, sanity of what it predicts, files and bad input."""
 
-import subprocess
-import sys
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -36,10 +34,6 @@ A100 = "a100-sxm4-80gb"
 QUICK = Effort(members=2, rows_first=150, rows_other=100, growth=Growth(trees=10))
 
 
-def terms(machine: Machine, menu: Menu, *sizes: np.ndarray, **options: np.ndarray) -> Shapes:
-    return Shapes.of(machine, menu, Sizes.of(*sizes, **options))
-
-
 def invented(count: int, seed: int, gpu: str = A100, quirk: float = 0.15) -> tuple[np.ndarray, ...]:
     """(m, n, k, latency_us) of a made-up GPU: the cost model elsewhere in its prior, with a quirk
     and noise.
@@ -49,9 +43,8 @@ def invented(count: int, seed: int, gpu: str = A100, quirk: float = 0.15) -> tup
     n, k = (64 * np.floor(2 ** rng.uniform(0, 8, count)) for _ in range(2))
     mean, sd = hand_prior()
     truth = mean + 0.5 * sd * np.random.default_rng(99).standard_normal(len(mean))
-    log_us = log_latency(Values(truth), terms(Machine.of(lookup(gpu), "bf16"), Menu.of(), m, n, k))[
-        0
-    ]
+    shapes = Shapes.of(Machine.of(lookup(gpu), "bf16"), Menu.of(), Sizes.of(m, n, k))
+    log_us = log_latency(Values(truth), shapes)[0]
     log_us = log_us + quirk * ((n > 2048) & (k > 1024)) + 0.02 * rng.standard_normal(count)
     return m, n, k, np.exp(log_us)
 
@@ -301,12 +294,3 @@ def test_workloads_are_answered_in_order() -> None:
     alone = [model.predict(g.m, g.n, g.k, batch=g.batch).latency_us for g in gemms]
     assert [one.latency_us for one in found] == alone
     assert found[2].launch.tile is not None
-
-
-def test_predicting_needs_neither_torch_nor_scikit_learn() -> None:
-    code = (
-        "import sys; from quantbench.latency.gemm.model import GemmModel;"
-        "GemmModel.best('a100-sxm4-80gb').predict(1, 64, 64);"
-        "assert not {'torch', 'triton', 'sklearn', 'pandas', 'scipy'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)

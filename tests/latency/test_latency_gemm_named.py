@@ -34,10 +34,6 @@ SHORTEST_US = 100.0
 Rows = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, list[Launch]]
 
 
-def terms(machine: Machine, menu: Menu, *sizes: np.ndarray, **options: np.ndarray) -> Shapes:
-    return Shapes.of(machine, menu, Sizes.of(*sizes, **options))
-
-
 @cache
 def measured() -> Rows:
     with DATA.open(newline="", encoding="utf-8") as stream:
@@ -89,7 +85,9 @@ def test_long_rows_slow_only_the_operands_whose_rows_run_along_k() -> None:
     m, n, k = np.full(3, 8.0), np.full(3, 512.0), np.full(3, 5e5)
     machine = Machine.of(lookup("v100-sxm2-16gb"), "fp16")
     layout = np.array([LAYOUTS.index(name) for name in ("nn", "nt", "tn")], dtype=float)
-    nn, nt, tn = log_latency(Values(mean), terms(machine, Menu.of(), m, n, k, layout=layout))[0]
+    nn, nt, tn = log_latency(
+        Values(mean), Shapes.of(machine, Menu.of(), Sizes.of(m, n, k, layout=layout))
+    )[0]
     assert nt > nn + 0.3
     assert tn < nn
 

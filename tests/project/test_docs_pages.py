@@ -2,21 +2,18 @@
 runs.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import shlex
 import subprocess
-import sys
 import tomllib
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import run
+from commands import ROOT, python, run
 
 from quantbench.analysis.rules import MARGIN
 from quantbench.cli.app import COMMANDS, load
@@ -28,7 +25,6 @@ from quantbench.store.schema import schema
 from tools.accuracy.page import conclusion
 from tools.guide.api import api_text
 
-ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
 WORKFLOW = DOCS / "workflow-sample.yml"
@@ -135,15 +131,9 @@ def test_the_options_of_pytest_that_are_named_exist() -> None:
         WORKFLOW.read_text(encoding="utf-8"),
     ):
         named |= set(re.findall(r"--(?:benchmark|device)-[a-z-]+", text))
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "--help"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    said = python("-m", "pytest", "--help", cwd=ROOT)
     assert {"--benchmark-only", "--benchmark-compare-fail", "--device-cache"} <= named
-    assert named <= set(re.findall(r"--[a-z-]+", done.stdout))
+    assert named <= set(re.findall(r"--[a-z-]+", said))
 
 
 @pytest.mark.slow
@@ -152,11 +142,8 @@ def test_a_kernel_of_ones_own_is_timed_as_the_page_says(tmp_path: Path) -> None:
     assert len([line for line in first.splitlines() if line.strip()]) <= 5
     (tmp_path / "test_mine.py").write_text(first + "\n" + second)
     words = "--benchmark-only --benchmark-json=out.json --device-max-time=50ms --device-cache=hot"
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words.split()],
-        cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    pytest_quiet = ("-m", "pytest", "-q", "-p", "no:cacheprovider")
+    python(*pytest_quiet, *words.split(), cwd=tmp_path, env=ENVIRONMENT)
     found = json.loads((tmp_path / "out.json").read_text())["benchmarks"]
     assert {each["name"] for each in found} == {"test_my_kernel", "test_past_an_edge"}
     assert all(each["extra_info"]["device"].startswith("cpu-") for each in found)
@@ -280,11 +267,8 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
         "mkdocstrings", reason="needs the site's generator: pip install 'quantbench[docs]'"
     )
     config = DOCS / "site" / "mkdocs.yml"
-    done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-f", str(config), "-d", str(tmp_path)],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    words = f"-m mkdocs build --strict --quiet -f {config} -d {tmp_path}"
+    python(*words.split(), cwd=ROOT)
     pages = {page.stem for page in tmp_path.glob("*.html")} - {"404"}
     assert pages == {page.stem for page in DOCS.glob("*.md")}
     api = (tmp_path / "api.html").read_text(encoding="utf-8")

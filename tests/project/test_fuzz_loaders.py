@@ -2,8 +2,6 @@
 10,000 files each.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from contextlib import suppress

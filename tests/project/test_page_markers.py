@@ -1,17 +1,15 @@
 """Pages of docs/: snippets run, places are filled."""
 
-from __future__ import annotations
-
 import doctest
 import re
 from pathlib import Path
 
 import pytest
+from commands import ROOT
 
 from quantbench.errors import StoreError
 from tools.guide.markers import fill, table
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "choosing-shapes.md"
 
 

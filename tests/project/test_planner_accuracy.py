@@ -1,13 +1,11 @@
 """The table of docs/planning.md says what the planner does, and the commands on that page run."""
 
-from __future__ import annotations
-
 import re
 import shlex
-from pathlib import Path
 
 import pytest
 import typer
+from commands import ROOT
 from typer.testing import CliRunner
 
 from quantbench.cli.plan import plan
@@ -15,7 +13,6 @@ from quantbench.latency.model_times import BestTimes
 from quantbench.planner.calibration import shipped
 from tools.planner_accuracy import BRIDGE, PAGE, bridge_table, documents_table
 
-ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs" / PAGE
 COMMANDS = re.findall(r"^quantbench (plan .+)$", DOCS.read_text(), re.MULTILINE)
 _NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?")

@@ -2,8 +2,6 @@
 the checkout.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -16,10 +14,10 @@ from email import message_from_string
 from pathlib import Path
 
 import pytest
+from commands import ROOT
 
 from quantbench import __version__
 
-ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 BUILD = """
 import sys

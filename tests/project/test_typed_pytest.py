@@ -2,20 +2,20 @@
 extra dev.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from commands import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = Path(sys.executable).parent / "pytest"
 WITH_TOOLS = "tests/project/test_readme.py"
 WITH_HYPOTHESIS = "tests/quantization/test_stats.py"
 BENCHMARKS = "tests/benchmarks"
+
+pytestmark = pytest.mark.slow
 
 
 def collected(*paths: str, python_path: str = "") -> str:
@@ -31,7 +31,6 @@ def collected(*paths: str, python_path: str = "") -> str:
     return done.stdout
 
 
-@pytest.mark.slow
 def test_a_module_that_needs_the_extra_dev_is_skipped_with_the_reason(tmp_path: Path) -> None:
     absent = "raise ModuleNotFoundError(\"No module named 'hypothesis'\", name='hypothesis')"
     (tmp_path / "hypothesis.py").write_text(absent)
@@ -41,7 +40,6 @@ def test_a_module_that_needs_the_extra_dev_is_skipped_with_the_reason(tmp_path: 
     assert "hypothesis, of the extra quantbench[dev], is not installed" in said
 
 
-@pytest.mark.slow
 def test_the_typed_command_collects_the_benchmarks_alone() -> None:
     found = [line for line in collected().splitlines() if "::" in line]
     assert found

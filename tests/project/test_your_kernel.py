@@ -2,15 +2,11 @@
 GPU).
 """
 
-from __future__ import annotations
-
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from commands import run, run_json
+from commands import python, run, run_json
 from interpreter import in_interpreter
 from simulator import SimulatedGpu, along, records_of, write_simulated
 from test_docs_pages import DOCS, ENVIRONMENT, ROOT, blocks
@@ -37,16 +33,7 @@ def interpreted(folder: Path, *words: str) -> str:
         "SIZE": "64",
         "PYTHONPATH": f"{ROOT}:{folder}",
     }
-    done = subprocess.run(
-        [sys.executable, "-m", *words],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return python("-m", *words, cwd=folder, env=environment)
 
 
 @pytest.mark.slow

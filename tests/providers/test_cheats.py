@@ -54,14 +54,6 @@ class InThisProcess:
         pass
 
 
-class Kept:
-    def __init__(self) -> None:
-        self.records: list[Record] = []
-
-    def append(self, record: Record) -> None:
-        self.records.append(record)
-
-
 @pytest.fixture(scope="module")
 def spec() -> DeviceSpec:
     return cpu_spec(cpu_info())
@@ -69,11 +61,11 @@ def spec() -> DeviceSpec:
 
 def record_of(spec: DeviceSpec, cheat: str, work: Workload) -> Record:
     """What a sweep writes of one point."""
-    kept = Kept()
+    kept: list[Record] = []
     point = PlanPoint("0" * 16, work, f"cheating_providers:{cheat}", (), 1.0)
     job = SweepJob(Plan((Group((point,)),), None), "r", spec, TIMING)
     Sweep(job, lambda: InThisProcess(spec), kept.append, time.monotonic).run()
-    (record,) = kept.records
+    (record,) = kept
     return record
 
 
@@ -103,9 +95,6 @@ CHEATS = [
     ("OneRowRepeated", SMALL, "output 0 has strides (0, 1)"),
     ("OtherLayout", SMALL, "input 0 has strides (1, 144); expected strides (512, 1)"),
     ("WritesHalf", SMALL, "11520 of 23040 elements not written"),
-    ("OneWrongTile", SMALL, "relative error 0."),
-    ("OneWrongColumn", SMALL, "relative error 0."),
-    ("Scaled", SMALL, "relative error 0.00"),
     ("Bf16Arithmetic", SMALL, "relative error 0.00"),
     ("Tf32Arithmetic", SMALL, "relative error 0.000"),
     ("Fp16Sums", LONG_SUM, "relative error 0.0"),
@@ -113,18 +102,11 @@ CHEATS = [
     ("KeepsTheFirstResult", EXPERTS, "elements not written"),
     ("KeepsTheFirstResult", Permute(70, 60, 2, direction="unpermute"), "elements not written"),
     ("OneHeadMissing", SCORES, "relative error"),
-    ("LastRowsMissing", SCORES, "relative error"),
-    ("NotNormalised", SCORES, "relative error 0.02"),
     ("KeepsTheFirstResult", SCORES, "elements not written"),
-    ("OneHeadMissing", replace(SCORES, direction="backward", mask="full"), "relative error"),
     ("KeepsTheFirstResult", replace(SCORES, direction="backward"), "elements not written"),
     ("OneHeadMissing", HEADS, "relative error"),
-    ("LastRowsMissing", HEADS, "relative error"),
     ("KeysMissing", replace(HEADS, kv_heads=4, causal=False), "relative error"),
-    ("NotNormalised", HEADS, "relative error 0.0"),
     ("KeepsTheFirstResult", HEADS, "elements not written"),
-    ("OneHeadMissing", replace(HEADS, direction="backward"), "relative error"),
-    ("LastRowsMissing", replace(HEADS, direction="backward"), "relative error"),
     ("KeepsTheFirstResult", replace(HEADS, direction="backward"), "elements not written"),
 ]
 

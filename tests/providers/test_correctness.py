@@ -139,21 +139,14 @@ def test_a_product_is_read_once_or_twice(layout: str, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("compute", [torch.float32, torch.float64])
-def test_projections_are_products(
-    transposed: bool, compute: torch.dtype, monkeypatch: pytest.MonkeyPatch
+def test_squares_are_summed_over_all_chunks(
+    transposed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(correctness._CHUNK_ELEMENTS, "cpu", 100)
-    stored = torch.randn(3, 30, 20).bfloat16()
+    stored = torch.randn(3, 30, 20)
     matrices = stored.mT if transposed else stored
-    rows, cols = matrices.shape[1:]
-    left, right = torch.randn(3, 5, rows, dtype=compute), torch.randn(3, cols, 4, dtype=compute)
-    found = correctness.project(matrices, compute, left, right, square=True)
-    assert torch.allclose(found.left, left @ matrices.to(compute), atol=1e-4)
-    assert torch.allclose(found.right, matrices.to(compute) @ right, atol=1e-4)
-    assert found.square.item() == pytest.approx(stored.double().square().sum().item(), rel=1e-5)
-    assert torch.equal(correctness.project(matrices, compute, right=right).right, found.right)
-    assert torch.equal(correctness.project(matrices, compute, left=left).left, found.left)
+    found = correctness.project(matrices, torch.float32, square=True)
+    assert found.square.item() == pytest.approx(stored.square().sum().item(), rel=1e-5)
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])

@@ -2,9 +2,8 @@
 can speak in it.
 """
 
-from __future__ import annotations
-
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ from page_checker import Checker, checked
 
 from quantbench.analysis.check import check_run
 from quantbench.analysis.neighbours import BadSize, bad_sizes_on, curves_of_rows, rows_by_dtype
-from quantbench.analysis.summary import are_parts, layer_rows, points_of
+from quantbench.analysis.summary import LayerRow, are_parts, layer_rows, points_of
 from quantbench.device.spec import DeviceState
 from quantbench.errors import InputError
 from quantbench.launch import Launch, Tile
@@ -37,7 +36,7 @@ from quantbench.measurement import Grade
 from quantbench.report.page import write_report
 from quantbench.report.source import parse_where, points_where
 from quantbench.store.folder import Run
-from quantbench.store.record import Failed, Measured, Place, Skipped
+from quantbench.store.record import Failed, Measured, Place, Record, Skipped
 from quantbench.workload import Gemm
 
 
@@ -47,6 +46,28 @@ def charts(page: Checker) -> list[dict[str, Any]]:
 
 def report(made: Run, folder: Path) -> Checker:
     return checked(write_report(made, folder).page)
+
+
+def rows_of(made: Sequence[Record]) -> tuple[LayerRow, ...]:
+    return rows_by_dtype(points_of(run(made).records, SPEC))
+
+
+def bad_sizes_of(made: Sequence[Record]) -> tuple[BadSize, ...]:
+    return bad_sizes_on(curves_of_rows(rows_of(made), "n"), "n")
+
+
+def steady(us: float, seed: int) -> tuple[float, ...]:
+    return samples(us, noise=0.002, count=20, seed=seed)
+
+
+def table_of_m_and_n() -> list[Record]:
+    """One row more than 256 costs 40 % at every n."""
+    times = {256: 0.01, 257: 0.014}
+    return [
+        record(Gemm(m, n, 1024), steady(us_per_n * n, m + n), {"m": m, "n": n})
+        for n in range(1024, 1024 + 64 * 14, 64)
+        for m, us_per_n in times.items()
+    ]
 
 
 def test_a_name_that_ends_in_html_is_the_page_itself(tmp_path: Path) -> None:
@@ -63,9 +84,7 @@ def test_a_name_that_ends_in_html_is_the_page_itself(tmp_path: Path) -> None:
 
 
 def test_a_size_past_a_wave_edge_loses_against_the_edge() -> None:
-    made = run(stairs(range(2048, 6144, 64)))
-    rows = rows_by_dtype(points_of(made.records, SPEC))
-    bad = bad_sizes_on(curves_of_rows(rows, "n"), "n")
+    bad = bad_sizes_of(stairs(range(2048, 6144, 64)))
     worst = bad[0]
     # One wave more for 64 columns more: 3 / 2 waves times 3328 / 3392 of the work.
     assert (worst.size, worst.better.axes["n"]) == (3392, 3328)
@@ -83,8 +102,7 @@ def test_noise_alone_makes_no_bad_size() -> None:
         )
         for n in range(2048, 4096, 64)
     ]
-    rows = rows_by_dtype(points_of(run(flat).records, SPEC))
-    assert bad_sizes_on(curves_of_rows(rows, "n"), "n") == ()
+    assert bad_sizes_of(flat) == ()
 
 
 @pytest.mark.slow
@@ -108,8 +126,7 @@ def test_a_row_that_lacks_a_failed_op_is_not_held_against_whole_ones() -> None:
         made.append(record(Gemm(512, n, 512), (100.0,) * 6 + (100.5,), {"n": n}, op="qkv"))
         if n != 1024:
             made.append(record(Gemm(512, n, 1024), (200.0,) * 6 + (200.5,), {"n": n}, op="proj"))
-    rows = rows_by_dtype(points_of(run(made).records, SPEC))
-    assert bad_sizes_on(curves_of_rows(rows, "n"), "n") == ()
+    assert bad_sizes_of(made) == ()
 
 
 def test_formats_of_one_table_are_not_mixed() -> None:
@@ -118,8 +135,7 @@ def test_formats_of_one_table_are_not_mixed() -> None:
         for n in (1024, 1088)
         for dtype, us in (("bf16", 100.0), ("fp16", 50.0))
     ]
-    rows = rows_by_dtype(points_of(run(made).records, SPEC))
-    assert [(row.axes["n"], row.latency_us) for row in rows] == [
+    assert [(row.axes["n"], row.latency_us) for row in rows_of(made)] == [
         (1024, 100),
         (1088, 100),
         (1024, 50),
@@ -212,7 +228,7 @@ def test_ops_of_several_providers_are_one_layer(tmp_path: Path) -> None:
     made = [
         record(
             Gemm(512, n, 1024),
-            samples(us[i], noise=0.002, count=20, seed=n),
+            steady(us[i], n),
             {"n": n},
             op=op,
             provider=provider,
@@ -232,8 +248,8 @@ def test_ops_of_several_providers_are_one_layer(tmp_path: Path) -> None:
 
 def test_a_product_that_an_axis_does_not_change_is_named_and_not_drawn(tmp_path: Path) -> None:
     made = [
-        record(Gemm(512, 1024, 1024), samples(100, noise=0.002, count=20, seed=1), {"heads": 8}, op="proj"),
-        *(record(Gemm(512, 64 * h, 1024), samples(9 * h, noise=0.002, count=20, seed=h), {"heads": h}, op="scores")
+        record(Gemm(512, 1024, 1024), steady(100, 1), {"heads": 8}, op="proj"),
+        *(record(Gemm(512, 64 * h, 1024), steady(9 * h, h), {"heads": h}, op="scores")
           for h in (8, 16)),
     ]  # fmt: skip
     places = (Place({"heads": 8}, "proj"), Place({"heads": 16}, "proj"))
@@ -245,12 +261,7 @@ def test_a_product_that_an_axis_does_not_change_is_named_and_not_drawn(tmp_path:
 
 @pytest.mark.slow
 def test_two_axes_have_a_map_and_many_curves_are_told_together(tmp_path: Path) -> None:
-    made = [
-        record(Gemm(m, n, 1024), (us, us * 1.001, us * 0.999), {"m": m, "n": n})
-        for n in range(1024, 1024 + 64 * 14, 64)
-        for m, us in ((256, n / 100), (257, n / 100 * 1.4))
-    ]
-    written = write_report(run(made), tmp_path)
+    written = write_report(run(table_of_m_and_n()), tmp_path)
     assert written.lead.sentence == (
         "m: the worst size is 257: 14 of 14 shapes lose there, median 28 %"
     )
@@ -281,7 +292,7 @@ def test_an_assumed_tile_is_no_cause(tmp_path: Path) -> None:
     made = [
         record(
             Gemm(2048, n, 4096),
-            samples(n / 20 * rng.choice((1.0, 1.25)), noise=0.003, count=20, seed=n),
+            steady(n / 20 * rng.choice((1.0, 1.25)), n),
             {"n": n},
         )
         for n in range(1024, 4096, 64)
@@ -337,13 +348,9 @@ def test_what_is_no_single_run_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_one_shape_of_a_table_is_shown_with_what_the_whole_table_tells(tmp_path: Path) -> None:
-    made = [
-        record(Gemm(m, n, 1024), (us, us * 1.001, us * 0.999), {"m": m, "n": n})
-        for n in range(1024, 1024 + 64 * 14, 64)
-        for m, us in ((256, n / 100), (257, n / 100 * 1.4))
-    ]
-    whole = write_report(run(made), tmp_path)
-    one = write_report(run(made), tmp_path / "one", {"n": 1088})
+    made = run(table_of_m_and_n())
+    whole = write_report(made, tmp_path)
+    one = write_report(made, tmp_path / "one", {"n": 1088})
     assert whole.lead.several
     assert one.lead.sentence.startswith(
         "m: 1 of 2 sizes lose against a smaller size within 10 %; the worst, 257, loses 28"
@@ -393,7 +400,7 @@ def test_a_cause_is_counted_by_its_kind(
         record(work, (1000.0 + i,), {"n": 1000 + i}, launch=launch)
         for i, (work, launch) in enumerate(zip((better, slow), launches, strict=True))
     ]
-    before, after = rows_by_dtype(points_of(run(made).records, SPEC))
+    before, after = rows_of(made)
     bad = BadSize("n", after, before, 0.3, None, None, None, after.points[0], before.points[0])
     cause = replace(check_run(run(made), rules=()), cliffs=(), periods=()).explain(bad)
     assert cause.kind == kind

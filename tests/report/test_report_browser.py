@@ -1,8 +1,6 @@
 """The report in a real browser: it renders, nothing is cut off at 1280 and 400 pixels, nothing is
 asked of the network, and the console stays empty. Skipped where there is no Chromium."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,9 +14,12 @@ from quantbench.store.folder import Run
 from quantbench.store.record import Failed
 from quantbench.workload import Gemm
 
-pytestmark = pytest.mark.skipif(
-    find_browser() is None, reason="no Chromium here (apt-get install chromium)"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        find_browser() is None, reason="no Chromium here (apt-get install chromium)"
+    ),
+]
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +62,6 @@ def grid() -> Run:
     return run(made, software={"torch": "2.11.0+cu130", "os": "Linux-" + "x" * 120}, source=HOSTILE)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["stairs", "grid", "empty"])
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (400, False), (400, True)])
 def test_the_page_fits_loads_nothing_and_complains_of_nothing(
@@ -90,7 +90,6 @@ def test_the_page_fits_loads_nothing_and_complains_of_nothing(
     assert "SIMULATED" in shown.layout["text"]
 
 
-@pytest.mark.slow
 def test_the_answer_is_on_the_first_screen(opened: Browser, tmp_path: Path) -> None:
     page = write_report(run(stairs(range(2048, 6144, 64))), tmp_path).page
     for width, height in ((1280, 800), (400, 800)):
@@ -102,7 +101,6 @@ def test_the_answer_is_on_the_first_screen(opened: Browser, tmp_path: Path) -> N
         assert shown.layout["first_row_bottom"] <= height, above
 
 
-@pytest.mark.slow
 def test_pointing_at_a_size_tells_what_ran_there(opened: Browser, tmp_path: Path) -> None:
     page = write_report(grid(), tmp_path).page
     with opened.tab(page, 1280) as tab:

@@ -1,7 +1,5 @@
 """Runs on disk: what is written is what is read, and nothing that was kept is ever lost."""
 
-from __future__ import annotations
-
 import errno
 import json
 from dataclasses import replace
@@ -28,7 +26,7 @@ from quantbench.store.record import (
 )
 from quantbench.store.run import RunInfo
 from quantbench.timing.options import TimingOptions
-from quantbench.workload import Gemm, Softmax
+from quantbench.workload import Collective, Gemm, Softmax
 
 STATE = DeviceState(sm_clock_mhz=1410.0, throttle_reasons=("sw_power_cap",), note="")
 INFO = RunInfo(
@@ -79,6 +77,11 @@ def written(results: Path, *records: Record, info: RunInfo = INFO) -> Path:
     return writer.folder
 
 
+def sizes(folder: Path) -> list[int]:
+    """The size n of each record."""
+    return [r.workload.n for r in read_run(folder).records]  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize(
     "made",
     [
@@ -89,6 +92,7 @@ def written(results: Path, *records: Record, info: RunInfo = INFO) -> Path:
         record(8, origin="imported", source="a table"),
         record(8, role="reference", places=()),
         record(8, workload=Softmax(4, 16, 16), provider="torch.eager"),
+        record(8, workload=Collective("all_reduce", 4096, 16, "fp16", num_nodes=2)),
         record(8, Measured(replace(MEASUREMENT, mean_clock=MeanClock(1400.0, 3.5)), Grade("A"))),
     ],
 )
@@ -119,8 +123,7 @@ def test_the_key_names_workload_provider_and_timing() -> None:
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     kept = [record(8), record(16, Skipped("why")), record(24, Failed("crash", "killed by SIGSEGV"))]
     with RunWriter.create(tmp_path, INFO) as writer:
-        for each in kept:
-            writer.append(each)
+        writer.extend(kept)
         writer.update(replace(INFO, how_ended="complete", phases_s={"measuring": 1.0}))
     (folder,) = find_runs(tmp_path)
     assert folder == tmp_path / "a100-test" / INFO.run_id
@@ -147,10 +150,9 @@ def test_a_last_line_torn_at_any_byte_costs_that_record_alone(tmp_path: Path) ->
     first = whole.index(b"\n") + 1
     for end in range(first + 1, len(whole) - 1):
         path.write_bytes(whole[:end])
-        run = read_run(folder)
-        assert [r.workload.n for r in run.records] == [8]  # type: ignore[union-attr]
-        assert len(run.warnings) == 1
-        assert "last line is torn" in run.warnings[0]
+        assert sizes(folder) == [8]
+        (warning,) = read_run(folder).warnings
+        assert "last line is torn" in warning
     path.write_bytes(whole[:-1])  # only the newline is missing: the record is whole
     assert len(read_run(folder).records) == 2
 
@@ -164,16 +166,12 @@ def test_resuming_after_a_torn_line_leaves_whole_lines_only(tmp_path: Path) -> N
         writer, run = RunWriter.resume(folder)
         with writer:
             writer.append(record(24))
-        assert [r.workload.n for r in read_run(folder).records] == [  # type: ignore[union-attr]
-            *(r.workload.n for r in run.records),  # type: ignore[union-attr]
-            24,
-        ]
+        assert sizes(folder) == [*(r.workload.n for r in run.records), 24]  # type: ignore[union-attr]
 
 
 def test_a_line_that_is_there_twice_counts_once_and_is_named(tmp_path: Path) -> None:
     with RunWriter.create(tmp_path, INFO) as writer:
-        writer.append(record(8))
-        writer.append(record(16))
+        writer.extend([record(8), record(16)])
         writer.update(INFO)
     path = writer.folder / "records.jsonl"
     first, second = path.read_text().splitlines(keepends=True)
@@ -184,17 +182,16 @@ def test_a_line_that_is_there_twice_counts_once_and_is_named(tmp_path: Path) -> 
     assert (len(read_run(writer.folder).records), read_run(writer.folder).warnings) == (3, ())
     again = second.replace('"elapsed_s":', '"elapsed_s":7')  # the same point, at another time
     path.write_text(first + second + first + again)
-    run = read_run(writer.folder)
-    assert [r.workload.n for r in run.records] == [8, 16]  # type: ignore[union-attr]
-    assert run.warnings == (f"{path}: records that repeat another count once (lines 3, 4)",)
+    assert sizes(writer.folder) == [8, 16]
+    assert read_run(writer.folder).warnings == (
+        f"{path}: records that repeat another count once (lines 3, 4)",
+    )
 
 
 def test_several_kernels_of_one_workload_in_a_foreign_table_are_no_repeats(tmp_path: Path) -> None:
     info = replace(INFO, origin="imported", source="a table")
     one = replace(record(8), origin="imported", source="a table", launch=Launch("one"))
-    with RunWriter.create(tmp_path, info) as writer:
-        writer.extend([one, replace(one, launch=Launch("two"))])
-    run = read_run(writer.folder)
+    run = read_run(written(tmp_path, one, replace(one, launch=Launch("two")), info=info))
     assert (len(run.records), run.warnings) == (2, ())
 
 
@@ -219,8 +216,7 @@ def test_the_same_measurement_with_another_grade_replaces_the_first(tmp_path: Pa
 
 def test_a_line_that_is_missing_is_named_with_the_way_to_measure_it_again(tmp_path: Path) -> None:
     with RunWriter.create(tmp_path, INFO) as writer:
-        for n in (8, 16, 24):
-            writer.append(record(n))
+        writer.extend(map(record, (8, 16, 24)))
         writer.update(INFO)
     path = writer.folder / "records.jsonl"
     lines = path.read_text().splitlines(keepends=True)
@@ -234,32 +230,30 @@ def test_a_line_that_is_missing_is_named_with_the_way_to_measure_it_again(tmp_pa
     resumed, run = RunWriter.resume(writer.folder)
     with resumed:
         assert run.records == ()
-        for n in (8, 16, 24):
-            resumed.append(record(n))
+        resumed.extend(map(record, (8, 16, 24)))
         resumed.update(resumed.info)
     assert read_run(writer.folder).warnings == ()
 
 
 def test_a_run_behind_a_link_is_resumed_where_it_lies(tmp_path: Path) -> None:
-    with RunWriter.create(tmp_path / "results", INFO) as writer:
-        writer.append(record(8))
+    folder = written(tmp_path / "results", record(8))
     link = tmp_path / "link"
-    link.symlink_to(writer.folder)
+    link.symlink_to(folder)
     resumed, _ = RunWriter.resume(link)
     with resumed:
-        assert resumed.folder == writer.folder
+        assert resumed.folder == folder
         resumed.append(record(16))
         resumed.update(replace(resumed.info, how_ended="complete"))
-    assert len(read_run(writer.folder).records) == 2
+    assert len(read_run(folder).records) == 2
     # A link to run.json alone stays one.
     elsewhere = tmp_path / "elsewhere.json"
-    (writer.folder / "run.json").rename(elsewhere)
-    (writer.folder / "run.json").symlink_to(elsewhere)
-    resumed, _ = RunWriter.resume(writer.folder)
+    (folder / "run.json").rename(elsewhere)
+    (folder / "run.json").symlink_to(elsewhere)
+    resumed, _ = RunWriter.resume(folder)
     with resumed:
         resumed.update(replace(resumed.info, how_ended="budget"))
-    assert (writer.folder / "run.json").is_symlink()
-    assert read_run(writer.folder).info.how_ended == "budget"
+    assert (folder / "run.json").is_symlink()
+    assert read_run(folder).info.how_ended == "budget"
 
 
 def test_an_empty_new_run_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -302,12 +296,11 @@ def test_a_broken_line_in_the_middle_is_refused_by_its_number(tmp_path: Path) ->
 def test_a_record_with_a_foreign_field_is_refused(
     tmp_path: Path, field: str, value: object
 ) -> None:
-    with RunWriter.create(tmp_path, INFO) as writer:
-        pass
+    folder = written(tmp_path)
     data = {**record_to_json(record(8)), field: value}
-    (writer.folder / "records.jsonl").write_text(json.dumps(data) + "\n")
+    (folder / "records.jsonl").write_text(json.dumps(data) + "\n")
     with pytest.raises(StoreError, match=r"records\.jsonl:1"):
-        read_run(writer.folder)
+        read_run(folder)
 
 
 def test_nan_is_never_written(tmp_path: Path) -> None:
@@ -362,11 +355,10 @@ def test_a_full_disk_is_said_and_leaves_whole_lines(tmp_path: Path) -> None:
         ):
             writer.append(record(16))
         writer._records = real
-        run = read_run(writer.folder)
-        assert [r.workload.n for r in run.records] == [8]  # type: ignore[union-attr]
-        assert run.warnings == ()
+        assert sizes(writer.folder) == [8]
+        assert read_run(writer.folder).warnings == ()
         writer.append(record(24))
-    assert [r.workload.n for r in read_run(writer.folder).records] == [8, 24]  # type: ignore[union-attr]
+    assert sizes(writer.folder) == [8, 24]
 
 
 @pytest.mark.parametrize("name", ["../escape", "a/b", "", ".hidden"])

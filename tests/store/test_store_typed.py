@@ -1,7 +1,5 @@
 """JSON objects as dataclasses: what is taken, what is refused, and in which words."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

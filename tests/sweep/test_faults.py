@@ -2,37 +2,22 @@
 back.
 """
 
-from __future__ import annotations
-
 import os
 import signal
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from unittest.mock import Mock
 
 import pytest
-from sweep_doubles import Bench, measured, plan_of
+from sweep_doubles import QUICK, Bench, measured, plan_of
 
-from quantbench.device.spec import DeviceSpec, DeviceState
 from quantbench.store.record import Failed, Measured
 from quantbench.sweep.child import WorkerLostError, WorkerProcess
 from quantbench.sweep.messages import Reply, Request
-from quantbench.timing.cpu import CpuClocks, CpuTimer
-from quantbench.timing.options import TimingOptions
-from quantbench.timing.session import NOT_A_TIME
 from quantbench.workload import Gemm
 
-ROOT = Path(__file__).resolve().parents[2]
-QUICK = TimingOptions(max_time_s=0.05, min_samples=3, half_width=0.1, cache="hot")
 WORK = Gemm(64, 64, 64, dtype="fp32")
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _cpu_and_providers() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("QUANTBENCH_DEVICE", "cpu")
-        patch.setenv("PYTHONPATH", str(ROOT))
-        yield
+pytestmark = pytest.mark.usefixtures("cpu_and_providers")
 
 
 def request(provider: str = "Good", work: Gemm = WORK) -> Request:
@@ -42,50 +27,37 @@ def request(provider: str = "Good", work: Gemm = WORK) -> Request:
 # --- the child, killed at every step ------------------------------------------------------------------------------
 
 
-def kill(worker: WorkerProcess) -> None:
+def killed_before_a_point(worker: WorkerProcess) -> None:
     os.kill(worker._process.pid, signal.SIGKILL)
     worker._process.wait()
-
-
-def killed_after_hello(worker: WorkerProcess) -> Reply:
-    kill(worker)
     worker.begin(QUICK)
-    return worker.ask(request(), 60.0, lambda: None)
+    worker.ask(request(), 60.0, lambda: None)
 
 
-def killed_over_a_point(worker: WorkerProcess) -> Reply:
-    worker.begin(QUICK)
+def killed_over_a_point(worker: WorkerProcess) -> None:
     odd = Gemm(64, 63, 64, dtype="fp32")
-    return worker.ask(
-        request("Hangs", odd), 60.0, lambda: os.kill(worker._process.pid, signal.SIGKILL)
-    )
+    worker.ask(request("Hangs", odd), 60.0, lambda: os.kill(worker._process.pid, signal.SIGKILL))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "fault",
-    [killed_after_hello, killed_over_a_point],
-    ids=lambda f: f.__name__,
-)
-def test_a_killed_worker_is_told_as_that(fault: Callable[[WorkerProcess], Reply]) -> None:
-    with (
-        WorkerProcess() as worker,
-        pytest.raises(WorkerLostError, match="killed by SIGKILL") as caught,
-    ):
-        fault(worker)
+@pytest.mark.parametrize("fault", [killed_before_a_point, killed_over_a_point])
+def test_a_killed_worker_is_told_as_that(
+    doomed: WorkerProcess, fault: Callable[[WorkerProcess], None]
+) -> None:
+    with pytest.raises(WorkerLostError, match="killed by SIGKILL") as caught:
+        fault(doomed)
     assert caught.value.kind == "crash"
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_stopped_is_ended_at_its_limit() -> None:
-    with WorkerProcess() as worker:
-        worker.begin(QUICK)
-        os.kill(worker._process.pid, signal.SIGSTOP)
-        with pytest.raises(WorkerLostError, match="no answer within 1 s") as caught:
-            worker.ask(request(), 1.0, lambda: None)
-        assert caught.value.kind == "timeout"
+def test_a_worker_that_is_stopped_is_ended_at_its_limit(doomed: WorkerProcess) -> None:
+    os.kill(doomed._process.pid, signal.SIGSTOP)
+    with pytest.raises(WorkerLostError, match="no answer within 1 s") as caught:
+        doomed.ask(request(), 1.0, lambda: None)
+    assert caught.value.kind == "timeout"
+    doomed.close()
     with pytest.raises(ProcessLookupError):
-        os.kill(worker._process.pid, 0)
+        os.kill(doomed._process.pid, 0)
 
 
 @pytest.mark.parametrize("ask", range(8))
@@ -113,12 +85,11 @@ def test_a_sweep_outlives_a_worker_that_dies_at_any_question(ask: int) -> None:
 # --- answers that are none ---------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def worker(_cpu_and_providers: None) -> Iterator[WorkerProcess]:
-    """One worker for everything that does not end it."""
-    with WorkerProcess() as process:
-        process.begin(QUICK)
-        yield process
+def answered(worker: WorkerProcess, line: bytes, monkeypatch: pytest.MonkeyPatch) -> Reply:
+    """The worker's reply where its process sends `line`."""
+    monkeypatch.setattr(worker, "send", lambda data: None)
+    monkeypatch.setattr(worker, "_pipe", Mock(poll=lambda s: True, recv_bytes=lambda: line))
+    return worker.ask(request(), 60.0, lambda: None)
 
 
 @pytest.mark.slow
@@ -128,10 +99,7 @@ def worker(_cpu_and_providers: None) -> Iterator[WorkerProcess]:
 def test_an_answer_that_is_none_is_the_points_failure(
     worker: WorkerProcess, line: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "send", lambda data: None)
-    monkeypatch.setattr(worker, "_pipe", Mock(poll=lambda s: True, recv_bytes=lambda: line))
-    reply = worker.ask(request(), 60.0, lambda: None)
-    assert reply.failed[0] == "error"
+    assert answered(worker, line, monkeypatch).failed[0] == "error"
 
 
 @pytest.mark.slow
@@ -139,54 +107,12 @@ def test_an_answer_that_is_none_is_the_points_failure(
 def test_an_answer_that_is_no_json_ends_the_worker(
     worker: WorkerProcess, line: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "send", lambda data: None)
-    monkeypatch.setattr(worker, "_pipe", Mock(poll=lambda s: True, recv_bytes=lambda: line))
     with pytest.raises(WorkerLostError, match="answered with"):
-        worker.ask(request(), 60.0, lambda: None)
-
-
-def test_a_result_that_is_not_a_number_is_not_timed(worker: WorkerProcess) -> None:
-    reply = worker.ask(request("GivesNan"), 60.0, lambda: None)
-    assert reply.measurement is None
-    assert reply.failed[0] == "wrong_result"
-    assert "not a number" in reply.failed[1]
-
-
-# --- clocks ------------------------------------------------------------------------------------------------------
-
-
-class BackwardClock:
-    """A wall clock in ns that runs on by 1000 and is set back by 5000 at every `every`-th
-    reading.
-    """
-
-    def __init__(self, every: int) -> None:
-        self._every = every
-        self._now_ns = 10**9
-        self._readings = 0
-
-    def __call__(self) -> int:
-        self._readings += 1
-        self._now_ns += -5000 if self._readings % self._every == 0 else 1000
-        return self._now_ns
-
-
-def cpu_timer(wall_ns: Callable[[], int]) -> CpuTimer:
-    clocks = CpuClocks(
-        wall_ns=wall_ns, thread_ns=lambda: 0, preemptions=lambda: 0, nap=lambda seconds: None
-    )
-    spec = DeviceSpec("cpu-test", "cpu", 1, 3000, 2**25, 0, 2**34, 50, {"fp32": 0.1})
-    return CpuTimer(TimingOptions(cache="hot", max_samples=200), spec, DeviceState, clocks=clocks)
-
-
-def test_a_clock_that_goes_back_gives_no_sample() -> None:
-    found = cpu_timer(BackwardClock(every=9)).measure(lambda: None)
-    assert all(us > 0 for us in found.samples_us)
-    assert any(each.reason.startswith(NOT_A_TIME) for each in found.discarded)
+        answered(worker, line, monkeypatch)
 
 
 def test_a_sweeps_clock_that_goes_back_loses_no_point() -> None:
-    bench = Bench(plan_of(12), lambda request: measured(100.0))
+    bench = Bench(plan_of(12))
     readings = iter(range(10_000))
     sweep = bench.sweep(budget_s=1e6)
     sweep.clock = lambda: 1e4 - 7.0 * next(readings)

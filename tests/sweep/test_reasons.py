@@ -1,7 +1,5 @@
 """The line that is kept of other libraries' exceptions and of a dead process's output."""
 
-from __future__ import annotations
-
 from subprocess import CalledProcessError
 from tempfile import gettempdir
 

@@ -22,10 +22,10 @@ from quantbench.workload import Gemm, GroupedGemm, MoE, Op, Permute, Workload
 GPU = with_defaults(Held(), A100)
 
 
-def ops_of(axes: tuple[Axis, ...], values: tuple[int, ...], held: Held) -> tuple[Op, ...]:
-    return ops_at(
-        axes, {axis.field: value for axis, value in zip(axes, values, strict=True)}, held
-    )[0]
+def ops_of(text: str, held: Held) -> tuple[Op, ...]:
+    """The ops of one point, whose sizes are written as axes."""
+    axes = tuple(parse_axis(dim) for dim in text.split())
+    return ops_at(axes, {axis.field: axis.values[0] for axis in axes}, held)[0]
 
 
 @pytest.mark.parametrize(
@@ -66,22 +66,21 @@ def test_what_is_not_a_range_is_named(text: str, value: str) -> None:
 
 
 def test_hidden_gives_the_linear_layers() -> None:
-    ops = ops_of((parse_axis("hidden=4096"),), (4096,), GPU)
+    ops = ops_of("hidden=4096", GPU)
     assert [op.name for op in ops] == ["qkv", "proj", "mlp_up", "mlp_down"]
     assert ops[0].workload == Gemm(m=2048, n=3 * 4096, k=4096, layout="nt")
 
 
 def test_hidden_without_heads_takes_a_divisor() -> None:
     # 1032 = 8 · 129: head_dim 129 is the nearest to 128 that divides it.
-    ops = ops_of((parse_axis("hidden=1032"),), (1032,), GPU)
+    ops = ops_of("hidden=1032", GPU)
     assert ops[0].workload == Gemm(m=2048, n=3096, k=1032, layout="nt")
 
 
 def test_a_layer_runs_one_attention_in_its_order() -> None:
-    axis = parse_axis("tp=1")
-    names = [op.name for op in ops_of((axis,), (1,), replace(GPU, heads=32))]
+    names = [op.name for op in ops_of("tp=1", replace(GPU, heads=32))]
     assert names == ["qkv", "attention", "proj", "mlp_up", "mlp_down", "logits"]
-    names = [op.name for op in ops_of((axis,), (1,), replace(GPU, heads=32, attention="unfused"))]
+    names = [op.name for op in ops_of("tp=1", replace(GPU, heads=32, attention="unfused"))]
     assert names == ["qkv", "scores", "softmax", "context", "proj", "mlp_up", "mlp_down", "logits"]
 
 
@@ -92,14 +91,12 @@ def test_ops_of_two_kinds_of_attention_are_refused() -> None:
 
 def test_plain_products() -> None:
     held = with_defaults(Held(k=64, layout="tn", batch=3, dtype="fp16"), A100)
-    axes = (parse_axis("m=16"), parse_axis("n=32"))
-    (op,) = ops_of(axes, (16, 32), held)
+    (op,) = ops_of("m=16 n=32", held)
     assert op.workload == Gemm(16, 32, 64, batch=3, dtype="fp16", layout="tn")
 
 
-def expert_ops(text: str, held: Held, *values: int) -> dict[str, Workload]:
-    axes = tuple(parse_axis(dim) for dim in text.split())
-    found = ops_of(axes, values, with_defaults(held, A100, tuple(text.split())))
+def expert_ops(text: str, held: Held) -> dict[str, Workload]:
+    found = ops_of(text, with_defaults(held, A100, text.split()))
     return {op.label: op.workload for op in found}
 
 
@@ -107,46 +104,43 @@ MIXTRAL = Held(hidden=4096, experts=8, top_k=2, moe_ffn=14336, tokens=512)
 
 
 def test_experts_take_the_place_of_the_mlp() -> None:
-    found = expert_ops("experts=4", MIXTRAL, 4)
+    found = expert_ops("experts=4", MIXTRAL)
     assert found == {
         "permute": Permute(512, 4096, 2),
         "experts_up_gate": GroupedGemm((256,) * 4, 2 * 14336, 4096, layout="nt"),
         "experts_down": GroupedGemm((256,) * 4, 4096, 14336, layout="nt"),
         "unpermute": Permute(512, 4096, 2, direction="unpermute"),
     }
-    assert list(expert_ops("hidden=4096", MIXTRAL, 4096)) == ["qkv", "proj", *found]
-    assert "mlp_up" in expert_ops(
-        "hidden=4096", Held(), 4096
-    )  # experts are not a default of other axes
+    assert list(expert_ops("hidden=4096", MIXTRAL)) == ["qkv", "proj", *found]
+    # Experts are not a default of other axes.
+    assert "mlp_up" in expert_ops("hidden=4096", Held())
 
 
 @pytest.mark.parametrize(
-    ("text", "values", "rows"),
+    ("text", "rows"),
     [
-        ("tokens=64", (64,), (16,) * 8),
-        ("top-k=4", (4,), (256,) * 8),
-        ("ep=4", (4,), (512,) * 2),  # four GPUs' tokens, a quarter of the experts
-        ("tokens=64 ep=8", (64, 8), (128,)),
-        ("tp=2", (2,), (128,) * 8),
+        ("tokens=64", (16,) * 8),
+        ("top-k=4", (256,) * 8),
+        ("ep=4", (512,) * 2),  # four GPUs' tokens, a quarter of the experts
+        ("tokens=64 ep=8", (128,)),
+        ("tp=2", (128,) * 8),
     ],
 )
-def test_rows_of_the_experts_of_one_gpu(
-    text: str, values: tuple[int, ...], rows: tuple[int, ...]
-) -> None:
-    down = expert_ops(text, MIXTRAL, *values)["experts_down"]
+def test_rows_of_the_experts_of_one_gpu(text: str, rows: tuple[int, ...]) -> None:
+    down = expert_ops(text, MIXTRAL)["experts_down"]
     assert isinstance(down, GroupedGemm)
     assert down.tokens_per_expert == rows
     assert down.k == (7168 if text == "tp=2" else 14336)
 
 
 def test_routing_is_a_distribution_or_counts() -> None:
-    named = expert_ops("tokens=512", replace(MIXTRAL, routing="power_law_1.2"), 512)["experts_down"]
+    named = expert_ops("tokens=512", replace(MIXTRAL, routing="power_law_1.2"))["experts_down"]
     assert (
         named
         == MoE(512, 4096, 14336, 8, 2, distribution="power_law_1.2").grouped_gemms()["experts_down"]
     )
     measured = replace(MIXTRAL, routing=(512, 512, 0, 0, 0, 0, 0, 0))
-    histogram = expert_ops("tokens=512", measured, 512)["experts_down"]
+    histogram = expert_ops("tokens=512", measured)["experts_down"]
     assert isinstance(histogram, GroupedGemm)
     assert histogram.tokens_per_expert == (512, 512, 0, 0, 0, 0, 0, 0)
     assert (
@@ -156,9 +150,8 @@ def test_routing_is_a_distribution_or_counts() -> None:
 
 
 def test_gradients_of_experts_keep_their_rows() -> None:
-    found = expert_ops(
-        "experts=8", replace(MIXTRAL, direction="backward", ops=("experts_down", "permute")), 8
-    )
+    held = replace(MIXTRAL, direction="backward", ops=("experts_down", "permute"))
+    found = expert_ops("experts=8", held)
     rows = (128,) * 8
     assert found == {
         "permute.backward": Permute(512, 4096, 2, direction="unpermute"),
@@ -196,7 +189,7 @@ def test_axes_that_make_no_grid(dims: tuple[str, ...]) -> None:
 )
 def test_shapes_that_cannot_be(held: Held, hidden: int) -> None:
     with pytest.raises(InputError, match=r"with (heads|tp|head_dim) = "):
-        ops_of((parse_axis(f"hidden={hidden}"),), (hidden,), with_defaults(held, A100))
+        ops_of(f"hidden={hidden}", with_defaults(held, A100))
 
 
 def test_edges_stand_on_both_sides_of_a_wave() -> None:
@@ -240,7 +233,7 @@ def test_hidden_varies_at_a_fixed_head_dim_and_products_keep_every_size() -> Non
 
 def test_heads_that_are_given_stay() -> None:
     held = with_defaults(Held(ops=("attention",), heads=32), A100)
-    (op,) = ops_of((parse_axis("hidden=5120"),), (5120,), held)
+    (op,) = ops_of("hidden=5120", held)
     assert (op.workload.heads, op.workload.head_dim) == (32, 160)
 
 

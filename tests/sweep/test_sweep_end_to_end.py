@@ -1,7 +1,5 @@
 """The command as a user runs it, on the CPU, really measuring: `python -m quantbench sweep`."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex
@@ -11,6 +9,7 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -26,7 +25,7 @@ from quantbench.sweep.options import SweepOptions
 from quantbench.sweep.session import SweepSession
 from quantbench.timing.options import TimingOptions
 
-pytestmark = pytest.mark.usefixtures("on_the_cpu")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("on_the_cpu")]
 
 TIMING = "--precision 20% --cache hot --budget none"
 QUICK = f"-m 64 -k 64 {TIMING} --dtype fp32"
@@ -64,11 +63,14 @@ def start_and_wait_for_records(tmp_path: Path, count: int) -> tuple[subprocess.P
     raise AssertionError(f"the sweep never wrote {count} records:\n{output}")
 
 
+def lines_of(folder: Path) -> list[Any]:
+    return [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
+
+
 def keys(folder: Path) -> list[str]:
     return [record.key for record in read_run(folder).records if record.role == "point"]
 
 
-@pytest.mark.slow
 def test_a_worker_that_cannot_start_says_why_once(tmp_path: Path) -> None:
     words = f"sweep --dim n=64:192:64 {QUICK} --provider tests.fake_providers:NoKernelImage"
     said = str(refused(words))
@@ -77,7 +79,6 @@ def test_a_worker_that_cannot_start_says_why_once(tmp_path: Path) -> None:
     assert list((tmp_path / "results").glob("*/*")) == []
 
 
-@pytest.mark.slow
 def test_a_reason_for_which_every_point_fails_is_said_once() -> None:
     provider = "tests.fake_providers:NoPython"
     said = run(f"sweep --dim n=63:69:2 {QUICK} --provider {provider}", code=1)
@@ -86,7 +87,6 @@ def test_a_reason_for_which_every_point_fails_is_said_once() -> None:
     assert "nothing was measured" in said
 
 
-@pytest.mark.slow
 def test_a_sweep_measures_keeps_and_shows(tmp_path: Path) -> None:
     result = run_json(f"sweep --dim n=64:192:64 {QUICK}")
     assert result["how_ended"] == "complete"
@@ -94,8 +94,8 @@ def test_a_sweep_measures_keeps_and_shows(tmp_path: Path) -> None:
     assert all(row["latency_us"] > 0 and row["tflops"] > 0 for row in result["rows"])
     folder = tmp_path / result["run"]
     jsonschema.validate(json.loads((folder / "run.json").read_text()), schema("run"))
-    for line in (folder / "records.jsonl").read_text().splitlines():
-        jsonschema.validate(json.loads(line), schema("record"))
+    for line in lines_of(folder):
+        jsonschema.validate(line, schema("record"))
     run_read = read_run(folder)
     measured = [r.outcome for r in run_read.records]
     assert all(isinstance(outcome, Measured) for outcome in measured)
@@ -104,7 +104,6 @@ def test_a_sweep_measures_keeps_and_shows(tmp_path: Path) -> None:
     assert (tmp_path / result["picture"]).read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.slow
 def test_a_list_of_shapes_is_measured_as_it_stands(tmp_path: Path) -> None:
     (tmp_path / "mine.csv").write_text("name,m,n,k\na,64,96,64\nb,8,8,8\n")
     result = run_json(f"sweep --shapes mine.csv {TIMING} --layout nt")
@@ -112,7 +111,6 @@ def test_a_list_of_shapes_is_measured_as_it_stands(tmp_path: Path) -> None:
     assert {(at["m"], at["n"], at["k"]) for at in axes} == {(64, 96, 64), (8, 8, 8)}
 
 
-@pytest.mark.slow
 def test_kill_9_costs_at_most_the_point_in_flight_and_resume_measures_the_rest(
     tmp_path: Path,
 ) -> None:
@@ -128,8 +126,7 @@ def test_kill_9_costs_at_most_the_point_in_flight_and_resume_measures_the_rest(
         run(f"sweep --resume {folder} --budget {budget}")
         after = keys(folder)
         assert after[: len(before)] == before
-    lines = [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
-    points = [line for line in lines if line["role"] == "point"]
+    points = [line for line in lines_of(folder) if line["role"] == "point"]
     # A point that is graded again has a second line, with the same samples.
     measured = {
         (line["key"], json.dumps(line["outcome"]["measurement"]["samples_us"])) for line in points
@@ -144,7 +141,6 @@ def test_kill_9_costs_at_most_the_point_in_flight_and_resume_measures_the_rest(
     assert run_json(f"sweep --resume {folder}")["overhead_share"] == 1
 
 
-@pytest.mark.slow
 def test_ctrl_c_stops_cleanly(tmp_path: Path) -> None:
     process, folder = start_and_wait_for_records(tmp_path, count=4)
     process.send_signal(signal.SIGINT)
@@ -158,7 +154,6 @@ def test_ctrl_c_stops_cleanly(tmp_path: Path) -> None:
     assert len(keys(folder)) >= 3
 
 
-@pytest.mark.slow
 def test_a_provider_that_crashes_and_hangs_costs_its_points_alone(
     tmp_path: Path,
 ) -> None:
@@ -181,7 +176,6 @@ def test_a_provider_that_crashes_and_hangs_costs_its_points_alone(
     assert "no answer within 5 s" in failed["Hangs", 63, "timeout"]
 
 
-@pytest.mark.slow
 def test_a_plan_can_be_printed_for_a_gpu_that_is_not_here(tmp_path: Path) -> None:
     plan = run_json("sweep --dim hidden --dry-run --gpu a100-sxm4-80gb")
     assert plan["device"] == "a100-sxm4-80gb"
@@ -190,7 +184,6 @@ def test_a_plan_can_be_printed_for_a_gpu_that_is_not_here(tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
 def test_a_sweep_over_experts_says_that_the_loop_pads_nothing(tmp_path: Path) -> None:
     small = f"--hidden 64 --moe-ffn 32 --tokens 48 {TIMING} --dtype fp32"
     result = run_json(f"sweep --dim experts=2,4,16 {small}")
@@ -202,15 +195,14 @@ def test_a_sweep_over_experts_says_that_the_loop_pads_nothing(tmp_path: Path) ->
     )
     folder = tmp_path / result["run"]
     assert not read_run(folder).warnings
-    for line in (folder / "records.jsonl").read_text().splitlines():
-        jsonschema.validate(json.loads(line), schema("record"))
+    for line in lines_of(folder):
+        jsonschema.validate(line, schema("record"))
     run(f"report {folder}")
     page = (folder / "report.html").read_text()
     assert "torch.grouped_loop multiplies each expert&#39;s rows as they are and pads none" in page
     assert "would pad 96 rows to 2,048" in page  # 6 rows for each of 16 experts
 
 
-@pytest.mark.slow
 def test_a_wrong_result_is_counted_and_fails_the_sweep() -> None:
     words = f"sweep --dim n=64 {QUICK} --provider"
     said = run(f"{words} torch,tests.fake_providers:Wrong", code=1)
@@ -218,7 +210,6 @@ def test_a_wrong_result_is_counted_and_fails_the_sweep() -> None:
     assert "results compared with a reference: 1 right, 0 wrong" in run(f"{words} torch")
 
 
-@pytest.mark.slow
 def test_a_declared_tile_has_its_edges() -> None:
     """256 rows of tiles of 16 x 16 need another wave every few columns."""
     words = "--dim n=1024:1536:512@edges -m 256 -k 64 --dtype fp32 --gpu a100 --dry-run"
@@ -230,7 +221,6 @@ def test_a_declared_tile_has_its_edges() -> None:
     assert "has no attribute 'Gud'" in said
 
 
-@pytest.mark.slow
 def test_a_plan_says_what_would_be_skipped_here() -> None:
     words = "sweep -m 64 -k 64 --dry-run"
     picky = "--dtype fp32 --provider torch,tests.fake_providers:Picky"

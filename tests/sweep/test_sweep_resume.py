@@ -2,12 +2,9 @@
 lost.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from dataclasses import replace
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +12,7 @@ import pytest
 from made_runs import record as made_record
 from made_runs import run as made_run
 from made_runs import write
-from rich.console import Console
-from sweep_doubles import A100, OPTIONS, Bench, QuietWorker, measured
+from sweep_doubles import A100, OPTIONS, Bench, QuietWorker, measured, recording, steady
 
 from quantbench.cli.output import show
 from quantbench.cli.sweep_print import plan_lines, result
@@ -28,6 +24,7 @@ from quantbench.sweep.axes import Held
 from quantbench.sweep.child import WorkerLostError
 from quantbench.sweep.messages import Reply, Request
 from quantbench.sweep.options import SweepOptions, plan_sweep, whole_plan
+from quantbench.sweep.runner import Finished
 from quantbench.sweep.session import SweepSession
 from quantbench.timing.options import TimingOptions
 from quantbench.workload import Gemm, Workload
@@ -46,12 +43,6 @@ def answer_or_stop(chance: random.Random, share: float) -> Any:
     return answer
 
 
-def steady() -> Bench:
-    """A bench for sessions, which make their own plans."""
-    nothing: Any = None
-    return Bench(nothing, lambda request: measured(100.0))
-
-
 def connect_with(bench: Bench) -> Any:
     def connect() -> QuietWorker:
         worker = QuietWorker(bench.answer, bench.clock)
@@ -61,22 +52,32 @@ def connect_with(bench: Bench) -> Any:
     return connect
 
 
+def new_session(
+    bench: Bench, results: Path, options: SweepOptions = OPTIONS, connect: Any = None
+) -> SweepSession:
+    return SweepSession.new(lambda spec: options, results, connect or connect_with(bench))
+
+
+def ended(session: SweepSession, bench: Bench) -> Finished:
+    return session.run(lambda progress: None, clock=bench.clock)
+
+
 @pytest.mark.slow
 def test_fifty_interruptions_change_nothing(tmp_path: Path) -> None:
-    whole = steady()
-    with SweepSession.new(lambda spec: OPTIONS, tmp_path / "whole", connect_with(whole)) as session:
-        session.run(lambda progress: None, clock=whole.clock)
+    whole = Bench(None)
+    with new_session(whole, tmp_path / "whole") as session:
+        ended(session, whole)
     expected = {r.key for r in read_run(session.folder).records if r.role == "point"}
 
     chance = random.Random(7)
     broken = Bench(None, answer_or_stop(chance, 0.3))
     connect = connect_with(broken)
-    session = SweepSession.new(lambda spec: OPTIONS, tmp_path / "broken", connect)
+    session = new_session(broken, tmp_path / "broken")
     stops = 0
     while True:
         with session:
             try:
-                finished = session.run(lambda progress: None, clock=broken.clock)
+                finished = ended(session, broken)
             except KeyboardInterrupt:
                 stops += 1
                 info = read_run(session.folder).info
@@ -97,9 +98,9 @@ def test_fifty_interruptions_change_nothing(tmp_path: Path) -> None:
 
 
 def test_resuming_on_another_device_is_refused(tmp_path: Path) -> None:
-    bench = steady()
-    with SweepSession.new(lambda spec: OPTIONS, tmp_path, connect_with(bench)) as session:
-        session.run(lambda progress: None, clock=bench.clock)
+    bench = Bench(None)
+    with new_session(bench, tmp_path) as session:
+        ended(session, bench)
 
     def connect() -> QuietWorker:
         worker: QuietWorker = connect_with(bench)()
@@ -124,10 +125,10 @@ def measured_in(folder: Path) -> set[str]:
 
 @pytest.mark.slow
 def test_resuming_finishes_all_of_the_plan_or_takes_a_budget(tmp_path: Path) -> None:
-    bench = steady()
+    bench = Bench(None)
     connect = connect_with(bench)
-    with SweepSession.new(lambda spec: LAYERS, tmp_path, connect) as session:
-        assert session.run(lambda progress: None, clock=bench.clock).how == "budget"
+    with new_session(bench, tmp_path, LAYERS) as session:
+        assert ended(session, bench).how == "budget"
     first = measured_in(session.folder)
     every = {p.key for p in whole_plan(LAYERS, session.hello.device)[1].points}
     assert 0 < len(first) < 0.2 * len(every)
@@ -137,13 +138,13 @@ def test_resuming_finishes_all_of_the_plan_or_takes_a_budget(tmp_path: Path) -> 
         ) <= len(every)
         assert not {p.key for p in more.plan.points} & first
         start_s = bench.clock.now_s
-        assert more.run(lambda progress: None, clock=bench.clock).how == "budget"
+        assert ended(more, bench).how == "budget"
         assert 30.0 <= bench.clock.now_s - start_s <= 1.2 * 60.0
     second = measured_in(session.folder)
     assert first < second < every
     with SweepSession.resume(session.folder, connect) as rest:
         assert {p.key for p in rest.plan.points} == every - second
-        assert rest.run(lambda progress: None, clock=bench.clock).how == "complete"
+        assert ended(rest, bench).how == "complete"
     run = read_run(session.folder)
     assert measured_in(session.folder) == every
     assert (run.info.how_ended, run.info.options["budget_s"]) == ("complete", 30.0)
@@ -162,11 +163,11 @@ def test_a_point_that_failed_is_tried_once_more_and_then_no_more(tmp_path: Path)
 
     bench = Bench(None, answer)
     connect = connect_with(bench)
-    with SweepSession.new(lambda spec: OPTIONS, tmp_path, connect) as session:
-        assert session.run(lambda progress: None, clock=bench.clock).how == "complete"
+    with new_session(bench, tmp_path) as session:
+        assert ended(session, bench).how == "complete"
     with SweepSession.resume(session.folder, connect) as again:
         assert {p.workload for p in again.plan.points} == {once, twice}
-        console = Console(width=300, record=True, file=StringIO())
+        console = recording()
         measure(console, again)
     assert "2 points that failed are tried again" in console.export_text()
     run = read_run(session.folder)
@@ -224,9 +225,9 @@ def test_a_start_that_fails_leaves_no_run(tmp_path: Path) -> None:
 
     bench = Bench(None, stop)
     results = tmp_path / "results"
-    session = SweepSession.new(lambda spec: OPTIONS, results, connect_with(bench))
+    session = new_session(bench, results)
     with pytest.raises(KeyboardInterrupt), session:
-        session.run(lambda progress: None, clock=bench.clock)
+        ended(session, bench)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -236,7 +237,7 @@ def test_a_timing_mode_that_the_device_has_not_is_refused_before_there_is_a_run(
     options = replace(OPTIONS, timing=TimingOptions(mode="graph"))
 
     def connect() -> QuietWorker:
-        worker = QuietWorker(lambda request: measured(100.0), lambda: 0.0)
+        worker = QuietWorker(steady, lambda: 0.0)
         worker.hello = replace(worker.hello, device=replace(worker.hello.device, kind="cpu"))
         return worker
 
@@ -248,7 +249,7 @@ def test_a_timing_mode_that_the_device_has_not_is_refused_before_there_is_a_run(
 def test_after_a_full_disk_it_is_said_where_the_run_lies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench = steady()
+    bench = Bench(None)
 
     def full(*_: object) -> None:
         raise StoreError(
@@ -257,8 +258,8 @@ def test_after_a_full_disk_it_is_said_where_the_run_lies(
             "a results folder that can be written",
         )
 
-    console = Console(width=300, record=True, file=StringIO())
-    with SweepSession.new(lambda spec: OPTIONS, tmp_path, connect_with(bench)) as session:
+    console = recording()
+    with new_session(bench, tmp_path) as session:
         monkeypatch.setattr(
             RunWriter, "update", full
         )  # every point is measured: only run.json finds no room
@@ -280,7 +281,7 @@ def test_after_a_full_disk_it_is_said_where_the_run_lies(
         append(self, record)
 
     monkeypatch.setattr(RunWriter, "append", full_after_ten)
-    session = SweepSession.new(lambda spec: OPTIONS, tmp_path / "b", connect_with(bench))
+    session = new_session(bench, tmp_path / "b")
     with pytest.raises(StoreError, match="No space left on device"), session:
         measure(console, session)
     said = console.export_text()
@@ -300,10 +301,10 @@ def test_a_picture_that_finds_no_room_takes_nothing_of_the_run_away(
         )
 
     monkeypatch.setattr("quantbench.report.sweep_result.figure", full)
-    bench = steady()
-    with SweepSession.new(lambda spec: OPTIONS, tmp_path, connect_with(bench)) as session:
-        finished = session.run(lambda progress: None, clock=bench.clock)
-    console = Console(width=300, record=True, file=StringIO())
+    bench = Bench(None)
+    with new_session(bench, tmp_path) as session:
+        finished = ended(session, bench)
+    console = recording()
     show(console, result(read_run(session.folder), finished, 1.0)[0])
     said = console.export_text()
     assert "no picture: picture: efficiency-n.png (No space left on device)" in said
@@ -313,7 +314,7 @@ def test_a_picture_that_finds_no_room_takes_nothing_of_the_run_away(
 def test_the_plan_says_what_a_budget_leaves_out() -> None:
     options = replace(LAYERS, held=Held(direction="both"))
     _, plan = plan_sweep(options, A100)
-    console = Console(width=2000, record=True, file=StringIO())
+    console = recording(2000)
     show(console, plan_lines(plan))
     show(console, plan_lines(whole_plan(options, A100)[1]))
     selected, rest, whole = console.export_text().splitlines()

@@ -1,17 +1,15 @@
 """The loop of a sweep with a worker, a writer and a clock made of literals."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
+from made_runs import record
 from sweep_doubles import A100, HELD, Bench, FakeWorker, measured, plan_of
 
 from quantbench.errors import MeasurementError
 from quantbench.latency.op_times import roofline_us
-from quantbench.measurement import Grade
 from quantbench.store.record import Failed, Measured, Record
 from quantbench.sweep.axes import parse_axis
 from quantbench.sweep.child import WorkerLostError
@@ -21,12 +19,6 @@ from quantbench.sweep.plan import Plan, PlanPoint, build_plan
 from quantbench.sweep.session import first_reference
 from quantbench.timing.options import TimingOptions
 from quantbench.workload import Gemm
-
-
-def measured_outcome(us: float) -> Measured:
-    reply = measured(us)
-    assert reply.measurement is not None
-    return Measured(reply.measurement, Grade("A", ()))
 
 
 @pytest.mark.parametrize(
@@ -42,7 +34,7 @@ def measured_outcome(us: float) -> Measured:
 def test_every_point_is_measured_once_and_the_reference_now_and_then(
     points: int, at: list[int]
 ) -> None:
-    bench = Bench(plan_of(points), lambda request: measured(100.0))
+    bench = Bench(plan_of(points))
     assert bench.sweep().run().how == "complete"
     assert [r.key for r in bench.of_role("point")] == [p.key for p in bench.plan.points]
     references = bench.of_role("reference")
@@ -52,20 +44,13 @@ def test_every_point_is_measured_once_and_the_reference_now_and_then(
     assert bench.workers[0].closed
 
 
-def test_what_was_not_checked_is_graded_d() -> None:
-    bench = Bench(plan_of(3), lambda request: replace(measured(100.0), checked=None))
-    bench.sweep().run()
-    assert {r.outcome.grade.letter for r in bench.of_role("point")} == {"D"}  # type: ignore[union-attr]
-    assert "not checked" in bench.records[0].outcome.grade.reasons[0]  # type: ignore[union-attr]
-
-
 @pytest.mark.parametrize(
     ("provider", "letter"), [("torch.mm", "A"), ("triton.data_parallel", "rejected")]
 )
 def test_only_what_the_interpreter_ran_is_marked(provider: str, letter: str) -> None:
     axis = parse_axis("n=1024:2048:64")
     plan = build_plan((axis,), HELD, (provider,), TimingOptions(), A100)
-    bench = Bench(plan, lambda request: measured(100.0))
+    bench = Bench(plan)
     bench.sweep(interpreter=True).run()
     assert {r.outcome.grade.letter for r in bench.of_role("point")} == {letter}  # type: ignore[union-attr]
 
@@ -120,7 +105,7 @@ def test_a_worker_whose_context_is_lost_is_replaced() -> None:
 
 
 def test_workers_that_never_start_end_the_sweep_with_what_was_recorded() -> None:
-    bench = Bench(plan_of(20), lambda request: measured(100.0))
+    bench = Bench(plan_of(20))
 
     refuse = Mock(side_effect=WorkerLostError("crash", "no driver"))
     finished = bench.sweep(connect=refuse).run()
@@ -130,7 +115,7 @@ def test_workers_that_never_start_end_the_sweep_with_what_was_recorded() -> None
 
 
 def test_a_device_that_refuses_ends_the_sweep_at_once() -> None:
-    bench = Bench(plan_of(20), lambda request: measured(100.0))
+    bench = Bench(plan_of(20))
 
     error = MeasurementError("worker", "the GPU fell off the bus", "a device that can be measured")
     finished = bench.sweep(connect=Mock(side_effect=error)).run()
@@ -181,7 +166,7 @@ def test_more_points_are_measured_as_long_as_they_are_asked_for() -> None:
         # twice.
         return [*rest[len(known) - 4 : len(known) - 2], plan.points[0]]
 
-    bench = Bench(plan, lambda request: measured(100.0))
+    bench = Bench(plan)
     bench.sweep(more=more).run()
     keys = [r.key for r in bench.of_role("point")]
     assert set(keys) == {p.key for p in others.points}
@@ -193,9 +178,9 @@ def test_more_points_are_measured_as_long_as_they_are_asked_for() -> None:
 def rows_of_ops(records: list[Record]) -> dict[int, set[tuple[str, str]]]:
     """Ops and providers by hidden size."""
     found: dict[int, set[tuple[str, str]]] = {}
-    for record in records:
-        for place in record.places:
-            found.setdefault(place.axes["hidden"], set()).add((place.op, record.provider))
+    for one in records:
+        for place in one.places:
+            found.setdefault(place.axes["hidden"], set()).add((place.op, one.provider))
     return found
 
 
@@ -267,7 +252,7 @@ def test_where_naming_takes_long_every_second_point_is_named_and_all_at_edges(
 
 
 def test_of_the_references_only_the_first_is_named_which_starts_the_profiler() -> None:
-    bench = Bench(plan_of(12), lambda request: measured(100.0))
+    bench = Bench(plan_of(12))
     bench.sweep().run()
     asked = bench.workers[0].asked
     references = [
@@ -333,7 +318,7 @@ def test_a_budget_leaves_time_for_the_points_that_follow() -> None:
         tried = {r.key for r in records}
         return [point for point in rest if point.key not in tried][:5]
 
-    bench = Bench(plan, lambda request: measured(100.0))
+    bench = Bench(plan)
     assert bench.sweep(budget_s=30.0, more=more).run().how == "budget"
     keys = {r.key for r in bench.of_role("point")}
     assert len(keys & {p.key for p in rest}) >= 5
@@ -343,7 +328,7 @@ def test_a_budget_leaves_time_for_the_points_that_follow() -> None:
 
 def test_the_reference_of_another_plan_tells_no_drift() -> None:
     records = [
-        Record("run", key, Gemm(64, 64, 64), "torch.mm", measured_outcome(us), role="reference")
+        record(Gemm(64, 64, 64), (us,) * 20, {}, key=key, role="reference")
         for key, us in (("0" * 16, 50.0), ("1" * 16, 100.0))
     ]
     plan = plan_of(5)
@@ -372,7 +357,7 @@ def test_ctrl_c_ends_the_worker_and_is_raised_on() -> None:
 
 def test_the_time_left_is_about_right_after_three_points() -> None:
     """Each answer takes a second, several times the estimate, and references come between."""
-    bench = Bench(plan_of(40), lambda request: measured(100.0))
+    bench = Bench(plan_of(40))
     assert bench.plan.estimate_s < 40 / 3
     bench.sweep().run()
     end_s = bench.clock.now_s

@@ -2,8 +2,6 @@
 a sweep of one.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from math import exp, log

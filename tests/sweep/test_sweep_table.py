@@ -2,14 +2,10 @@
 there.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
-from io import StringIO
-from pathlib import Path
 
-from rich.console import Console
-from simulator import SimulatedGpu, along, measurement, records_of, write_simulated
+from simulator import SimulatedGpu, along, measurement, records_of, run_of
+from sweep_doubles import recording
 
 from quantbench.analysis.check import check_run
 from quantbench.analysis.neighbours import curves_of_rows
@@ -24,14 +20,13 @@ from quantbench.report.sweep_result import (
     sizes_table,
 )
 from quantbench.report.terminal import drawn
-from quantbench.store.folder import read_run
 from quantbench.store.record import Measured
 from quantbench.workload import Gemm
 
 GPU = SimulatedGpu(108, Tile(128, 256))
 
 
-def test_rows_tell_the_cliffs_of_check(tmp_path: Path) -> None:
+def test_rows_tell_the_cliffs_of_check() -> None:
     records = records_of(
         GPU,
         along("n", range(1024, 4097, 64), Gemm(4096, 1, 4096)),
@@ -39,7 +34,7 @@ def test_rows_tell_the_cliffs_of_check(tmp_path: Path) -> None:
         seed=1,
         launches=True,
     )
-    run = read_run(write_simulated(tmp_path, GPU, records))
+    run = run_of(GPU, records)
     spec = run.info.device
     check = check_run(run, rules=())
     rows = rows_of(points_of(run.records, spec))
@@ -52,17 +47,15 @@ def test_rows_tell_the_cliffs_of_check(tmp_path: Path) -> None:
     assert not [
         n for n, words in said.items() if "▼" in words and n not in {c.next for c in check.cliffs}
     ]
-    console = Console(width=200, record=True, file=StringIO())
+    console = recording(200)
     console.print(drawn(sizes_table(rows, check)))
     assert said[1600] in console.export_text()
     assert {row["axes"]["n"]: row["words"] for row in rows_to_json(rows, check)} == said
 
 
-def test_an_assumed_tile_is_called_so_and_dropped_where_the_steps_speak_against_it(
-    tmp_path: Path,
-) -> None:
+def test_an_assumed_tile_is_called_so_and_dropped_where_the_steps_speak_against_it() -> None:
     gemms = along("n", (1024, 2056), Gemm(4096, 1, 4096))
-    run = read_run(write_simulated(tmp_path, GPU, records_of(GPU, gemms, noise=0.005, seed=1)))
+    run = run_of(GPU, records_of(GPU, gemms, noise=0.005, seed=1))
     spec = run.info.device
     check = check_run(run, rules=())
     (_, row) = rows_of(points_of(run.records, spec))
@@ -70,10 +63,7 @@ def test_an_assumed_tile_is_called_so_and_dropped_where_the_steps_speak_against_
     # Time that grows with n alone: whatever makes it, it is no tile of 256 columns.
     smooth = SimulatedGpu(108, Tile(128, 16))
     gemms = along("n", range(4096, 8193, 128), Gemm(4096, 1, 4096))
-    folder = write_simulated(
-        tmp_path, smooth, records_of(smooth, gemms, noise=0.002, seed=1), run_id="smooth"
-    )
-    run = read_run(folder)
+    run = run_of(smooth, records_of(smooth, gemms, noise=0.002, seed=1))
     check = check_run(run, rules=())
     (period,) = check.periods
     assert Explanation(128, 256, 108) not in period.recovered.plausible
@@ -81,18 +71,17 @@ def test_an_assumed_tile_is_called_so_and_dropped_where_the_steps_speak_against_
     assert "assumed" not in row_words(row, check)
 
 
-def test_measured_points_are_not_idle_where_they_compute(tmp_path: Path) -> None:
+def test_measured_points_are_not_idle_where_they_compute() -> None:
     spec = GPU.spec()
     gemm = Gemm(2305, 3072, 4096, dtype="bf16")
     peak_us = gemm.flops / (spec.peak_tflops["bf16"] * 1e6)
 
     def words(peak_share: float, *, blocks_per_sm: int | None) -> str:
         launch = Launch("made up", tile=Tile(128, 256), blocks_per_sm=blocks_per_sm)
-        name = f"run-{peak_share}-{blocks_per_sm}"
         (record,) = records_of(GPU, [({"m": gemm.m}, gemm)], noise=0.0, seed=1)
         taken = measurement([peak_us / peak_share] * 10)
         record = replace(record, launch=launch, outcome=Measured(taken, Grade("A")))
-        run = read_run(write_simulated(tmp_path, GPU, [record], run_id=name))
+        run = run_of(GPU, [record])
         (row,) = rows_of(points_of(run.records, spec))
         return row_words(row, check_run(run, rules=()))
 
@@ -107,7 +96,7 @@ def test_measured_points_are_not_idle_where_they_compute(tmp_path: Path) -> None
     assert words(0.97, blocks_per_sm=1) == ""
 
 
-def test_a_row_that_lacks_an_op_says_so_and_has_no_sum(tmp_path: Path) -> None:
+def test_a_row_that_lacks_an_op_says_so_and_has_no_sum() -> None:
     records = [
         replace(record, places=(replace(record.places[0], op=op),), key=f"{i}{number}".zfill(16))
         for i, op in enumerate(("qkv", "proj"))
@@ -120,7 +109,7 @@ def test_a_row_that_lacks_an_op_says_so_and_has_no_sum(tmp_path: Path) -> None:
     left_out = next(
         r for r in records if r.places[0].op == "proj" and r.places[0].axes["n"] == 1536
     )
-    run = read_run(write_simulated(tmp_path, GPU, [r for r in records if r is not left_out]))
+    run = run_of(GPU, [r for r in records if r is not left_out])
     spec = run.info.device
     check = check_run(run, rules=())
     rows = rows_of(points_of(run.records, spec))
@@ -163,10 +152,10 @@ def _point(op: str, us: float, grade: str = "A", count: int = 1) -> Point:
     )  # fmt: skip
 
 
-def test_a_row_is_one_layer_with_logits_apart(tmp_path: Path) -> None:
+def test_a_row_is_one_layer_with_logits_apart() -> None:
     gemms = along("n", (1024, 2048), Gemm(4096, 1, 4096))
     check = check_run(
-        read_run(write_simulated(tmp_path, GPU, records_of(GPU, gemms, noise=0.005, seed=1))),
+        run_of(GPU, records_of(GPU, gemms, noise=0.005, seed=1)),
         rules=(),
     )
     (row,) = rows_of([_point("qkv", 10.0), _point("proj", 5.0), _point("logits", 100.0, "C")])
@@ -175,7 +164,7 @@ def test_a_row_is_one_layer_with_logits_apart(tmp_path: Path) -> None:
         ops_line([row])
         == "a row sums, of one layer, qkv + proj (torch.mm); logits, once per model, are not in it"
     )
-    console = Console(width=200, record=True, file=StringIO())
+    console = recording(200)
     console.print(drawn(sizes_table([row], check)))
     header, line = console.export_text().splitlines()[:2]
     assert header.split()[:4] == ["tp", "ops", "time", "logits"]

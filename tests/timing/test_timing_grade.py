@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from made_devices import A100
 
 from quantbench.device.spec import DeviceSpec, DeviceState
 from quantbench.measurement import Discarded, Grade, Measurement
@@ -16,10 +17,6 @@ H100 = DeviceSpec(
     "h100", "cuda", 132, 1830, 50 * MIB, 228 * 2**10, 80 * 2**30, 3352, {"bf16": 989.4, "fp32": 66.9}, (9, 0),
     max_sm_clock_mhz=1980, peak_clock_mhz={"fp32": 1980},
 )  # fmt: skip
-# A100 SXM4 80 GB
-A100 = DeviceSpec(
-    "a100", "cuda", 108, 1410, 40 * MIB, 164 * 2**10, 80 * 2**30, 2039, {"bf16": 312}, (8, 0)
-)
 CPU = DeviceSpec("cpu", "cpu", 1, 5000, 32 * MIB, 0, 2**34, 100, {"bf16": 0.64})
 STATE = DeviceState(sm_clock_mhz=1410.0)
 UNKNOWN = DeviceState(note="NVML is not installed")

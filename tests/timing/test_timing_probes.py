@@ -15,10 +15,11 @@ from ahead_of_time import compile_kernel, few
 
 from quantbench.timing import probes
 
+pytestmark = pytest.mark.slow
+
 OPTIONS = {"num_warps": 1, "num_stages": 1}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("arch", few((90, 80), 1))
 def test_hold_reads_the_flag_anew_each_time_round(arch: int) -> None:
     flag = torch.empty(1, dtype=torch.int32, device="meta")
@@ -33,7 +34,6 @@ def test_hold_reads_the_flag_anew_each_time_round(arch: int) -> None:
     assert (made.spills, made.stack_bytes, made.threads) == (0, 0, 32)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("arch", few((90, 80), 1))
 def test_stamp_reads_clock_and_timer_and_writes_both(arch: int) -> None:
     stamps = torch.empty(400, dtype=torch.int64, device="meta")

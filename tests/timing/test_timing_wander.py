@@ -23,7 +23,8 @@ from benchmarks.timer_on_double import (
     truth_us,
 )  # fmt: skip
 from device_double import Gpu, Kernel
-from made_devices import A100, STATE
+from made_devices import A100
+from made_runs import measurement
 
 from quantbench.measurement import MeanClock, Measurement
 from quantbench.stated import stated
@@ -84,10 +85,7 @@ def test_no_point_is_a_while_the_card_is_not_what_it_was(condition: str) -> None
 
 
 def _measured(us: float, mhz: float) -> Measurement:
-    return Measurement(
-        samples_us=(us,) * 20, clocks_mhz=(mhz,) * 20, discarded=(), stopped_by="precision", mode="events",
-        cache="cold", state_before=STATE, state_after=STATE, mean_clock=MeanClock(mhz),
-    )  # fmt: skip
+    return measurement((us,) * 20, clocks_mhz=(mhz,) * 20, mean_clock=MeanClock(mhz))
 
 
 @pytest.mark.parametrize(

@@ -35,13 +35,6 @@ FAMILIES: dict[str, tuple[dict[str, Any], TransformerShape]] = {
          "num_key_value_heads": 8, "sliding_window": 4096, "tie_word_embeddings": False, "vocab_size": 32000},
         preset("mistral-7b"),
     ),
-    "qwen2": (
-        {"model_type": "qwen2", "hidden_act": "silu", "hidden_size": 3584, "intermediate_size": 18944,
-         "max_position_embeddings": 131072, "num_attention_heads": 28, "num_hidden_layers": 28,
-         "num_key_value_heads": 4, "tie_word_embeddings": False, "vocab_size": 152064},
-        TransformerShape(hidden=3584, heads=28, kv_heads=4, layers=28, ffn=18944, gated=True, vocab=152064,
-                         seq=LONGEST_DEFAULT_SEQ, tied=False),
-    ),
     "gemma": (
         {"model_type": "gemma", "head_dim": 256, "hidden_act": "gelu", "hidden_size": 3072,
          "intermediate_size": 24576, "max_position_embeddings": 8192, "num_attention_heads": 16,
@@ -132,10 +125,6 @@ def test_families(tmp_path: Path, family: str) -> None:
 def test_a_folder_and_a_string_do_as_well(tmp_path: Path) -> None:
     written(tmp_path, LLAMA_2_7B)
     assert describe(str(tmp_path)).shape == preset("llama-2-7b")
-
-
-def test_the_sequence_length_can_be_chosen(tmp_path: Path) -> None:
-    assert describe(written(tmp_path, LLAMA_3_70B)).shape.seq == 8192
 
 
 def test_what_a_config_leaves_open_is_told(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """FP8 recipes: the formats of gradients, the bytes of casts, and what stays in 16 bits."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 

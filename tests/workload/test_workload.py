@@ -11,6 +11,7 @@ from quantbench.store.schema import schema
 from quantbench.store.typed import decode, encode
 from quantbench.workload import (
     Attention,
+    Collective,
     Gemm,
     GroupedGemm,
     MoE,
@@ -65,6 +66,10 @@ def test_attention_work_by_hand() -> None:
     assert backward.flops * 2 == causal.flops * 5
 
 
+def forward_ops(shape: TransformerShape) -> dict[str, object]:
+    return {op.name: op.workload for op in shape.ops(backward=False)}
+
+
 @pytest.mark.parametrize("tp", [1, 2, 8])
 def test_a_layer_does_the_flops_of_the_megatron_formula(tp: int) -> None:
     # Narayanan et al. 2021 (arXiv 2104.04473), appendix: a layer's forward pass is 24·B·s·h² +
@@ -111,7 +116,7 @@ def test_grouped_query_and_gated_mlp() -> None:
         tp=2,
         tied=False,
     )
-    ops = {op.name: op.workload for op in shape.ops(backward=False)}
+    ops = forward_ops(shape)
     assert ops["qkv"] == Gemm(m=512, n=(16 + 2 * 4) * 128, k=4096, layout="nt")
     assert ops["mlp_gate"] == ops["mlp_up"] == Gemm(m=512, n=7168, k=4096, layout="nt")
     assert ops["logits"] == Gemm(m=512, n=64128, k=4096, layout="nt")
@@ -125,7 +130,7 @@ def test_unfused_attention_by_hand(causal: bool) -> None:
     shape = TransformerShape(
         hidden=512, heads=8, seq=128, mbs=3, tp=2, attention="unfused", causal=causal
     )
-    ops = {op.name: op.workload for op in shape.ops(backward=False)}
+    ops = forward_ops(shape)
     assert ops["scores"] == Gemm(128, 128, 64, batch=3 * 4, layout="nt")
     mask = "causal" if causal else "none"
     assert ops["softmax"] == Softmax(3 * 4, 128, 128, mask=mask, scale=1 / 8, mask_batch=3)
@@ -149,7 +154,7 @@ def test_attention_runs_in_a_format_that_it_has(dtype: str, attention: str) -> N
     assert (
         replace(shape, dtype="".join([*dtype])).attention_dtype == attention
     )  # as a name that was read from a file
-    ops = {op.name: op.workload for op in shape.ops(backward=False)}
+    ops = forward_ops(shape)
     assert (ops["attention"].dtype, ops["qkv"].dtype) == (attention, dtype)
 
 
@@ -184,6 +189,22 @@ def test_key_value_heads_are_replicated_when_there_are_fewer_than_gpus() -> None
         (
             lambda: TransformerShape(hidden=96, heads=6, tp=4),
             r"heads = 6 with tp = 4; expected heads divisible by tp: 4 or 8$",
+        ),
+        (
+            lambda: Collective("alltoall", 1024, 8),
+            r"op = 'alltoall'; expected one of all_reduce",
+        ),
+        (
+            lambda: Collective("all_reduce", 1024, 1),
+            r"num_gpus = 1; expected an integer from 2",
+        ),
+        (
+            lambda: Collective("all_reduce", 1023, 8),
+            r"message_bytes = 1023; expected a multiple of 2",
+        ),
+        (
+            lambda: Collective("all_reduce", 1024, 8, num_nodes=3),
+            r"num_nodes = 3; expected a divisor of num_gpus = 8",
         ),
     ],
 )
@@ -281,9 +302,9 @@ def test_weights_of_experts_and_latent_attention_by_hand() -> None:
 
 def test_columns_and_experts_of_a_shape_on_several_gpus() -> None:
     shape = TransformerShape(
-        hidden=512, heads=8, kv_heads=4, head_dim=64, tp=2, experts=8, top_k=2, moe_ffn=256,
+        hidden=512, heads=8, kv_heads=4, head_dim=96, tp=2, experts=8, top_k=2, moe_ffn=256,
         ep=4, expert_tp=1,
     )  # fmt: skip
-    assert shape.qkv_columns == 4 * 64 + 2 * (64 + 64)
+    assert shape.qkv_columns == forward_ops(shape)["qkv"].n == 4 * 96 + 2 * (96 + 96)
     # Four GPUs are two groups of tp = 2, each with 100 tokens.
     assert shape.experts_of(100).tokens == 200
