@@ -120,7 +120,8 @@ def export(
     fit: bool = option(True, "Fit models to the rows (otherwise use shipped models)."),
     library: str = option(
         "",
-        f"Only rows (with --gpu: models) of this library: {', '.join(LIBRARIES)} (default: all).",
+        f"Only rows of this library: {', '.join(LIBRARIES)} (default: all). With --gpu: whose "
+        "models (default: the backend's).",
     ),
 ) -> Result:
     """Write the tables, fitted models, cliffs and rule verdicts of a device's runs to one file, or
