@@ -9,22 +9,19 @@ from xml.etree import ElementTree
 
 import pytest
 from commands import refused, run, run_json
-from made_runs import record, samples, write
 from made_runs import run as made_run
+from made_runs import write
+from test_compare import points as quiet
 
 from quantbench.launch import Launch
 from quantbench.store.record import Failed, Record
-from quantbench.workload import Gemm
 
 HOSTILE = "k<script>&\x00\x1b[31m$\\frac"
 
 
 def points(shifts: list[float], seed: int, provider: str = "torch.mm") -> list[Record]:
-    return [
-        record(Gemm(1024, 64 * (i + 1), 1024), samples(100 * shift, noise=0.003, count=20, seed=seed + i),
-               {"n": 64 * (i + 1)}, launch=Launch(f"{HOSTILE}{seed}"), provider=provider)
-        for i, shift in enumerate(shifts)
-    ]  # fmt: skip
+    launch = Launch(f"{HOSTILE}{seed}")
+    return quiet(shifts, seed=seed, noise=0.003, count=20, launch=launch, provider=provider)
 
 
 @pytest.fixture
