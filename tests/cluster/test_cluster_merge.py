@@ -29,19 +29,21 @@ OPTIONS = SweepOptions(
 
 
 def point(n: int, us: float = 100.0, grade: str = "A", **changes: object) -> Record:
-    outcome = Measured(
-        measurement(samples(us, noise=0.002, count=12, seed=n)),
-        Grade(grade, () if grade == "A" else ("made",)),
-    )
+    reasons = () if grade == "A" else ("made",)
+    timed = measurement(samples(us, noise=0.002, count=12, seed=n))
+    outcome = Measured(timed, Grade(grade, reasons))
     return record(Gemm(1024, n, 1024), outcome, {"n": n}, **changes)
 
 
 def run_of(number: int, records: list[Record], **changes: object) -> Run:
-    started = {
-        "started": f"2026-11-20T13:{40 + number}:00+00:00",
-        "ended": f"2026-11-20T13:{50 + number}:00+00:00",
-    }
-    return run(records, f"part-{number}", **{**started, **changes})
+    started = f"2026-11-20T13:{40 + number}:00+00:00"
+    ended = f"2026-11-20T13:{50 + number}:00+00:00"
+    return run(records, f"part-{number}", started=started, ended=ended, **changes)
+
+
+def two_runs(**changes: object) -> list[Run]:
+    """Two runs of one point each. changes: what is different in the second."""
+    return [run_of(1, [point(64)]), run_of(2, [point(128)], **changes)]
 
 
 def test_every_point_of_all_runs_is_there_once() -> None:
@@ -133,7 +135,7 @@ def test_kernels_of_a_foreign_table_stay_apart() -> None:
 def test_what_must_not_be_mixed_is_refused_unless_told(
     changes: dict[str, object], message: str
 ) -> None:
-    runs = [run_of(1, [point(64)]), run_of(2, [point(128)], **changes)]
+    runs = two_runs(**changes)
     with pytest.raises(InputError) as caught:
         merge_runs(runs)
     assert (
@@ -225,13 +227,8 @@ def test_how_a_merged_run_ended(endings: tuple[str, str], merged: str) -> None:
 
 
 def test_other_variables_are_told() -> None:
-    runs = [
-        run_of(1, [point(64)]),
-        run_of(2, [point(128)], environment={"CUDA_LAUNCH_BLOCKING": "1"}),
-    ]
-    assert merge_runs(runs).notes == (
-        "part-2 against part-1: environment: CUDA_LAUNCH_BLOCKING absent → 1",
-    )
+    (note,) = merge_runs(two_runs(environment={"CUDA_LAUNCH_BLOCKING": "1"})).notes
+    assert note == "part-2 against part-1: environment: CUDA_LAUNCH_BLOCKING absent → 1"
 
 
 @pytest.mark.slow
@@ -256,7 +253,7 @@ def test_the_command_writes_one_run_and_names_slow_cards(
 
 
 def test_a_run_id_never_leaves_the_results_folder(tmp_path: Path) -> None:
-    runs = [run_of(1, [point(64)]), run_of(2, [point(128)])]
+    runs = two_runs()
     with pytest.raises(StoreError, match=r"name '\.\./escaped'"):
         write_merged(tmp_path / "results", merge_runs(runs, "../escaped"))
     assert list(tmp_path.iterdir()) == []

@@ -205,26 +205,20 @@ def test_a_session_keeps_every_point_and_repeats_its_reference() -> None:
         jsonschema.validate(json.loads(json.dumps(record_to_json(record))), schema("record"))
 
 
-def test_short_collectives_are_put_together_on_a_gpu() -> None:
+def outcome_on_gpus(work: SteadyWork, ranks: LoneRanks, message_bytes: int = 90_000) -> Measured:
+    """The outcome between two GPUs; a message of 90 KB takes the slower one 200 µs."""
     records: list[Record] = []
-    work = SteadyWork()
-    session(work, LoneRanks(), records, "nccl").run(
-        points(("all_reduce",), (1000,), num_gpus=2, num_nodes=1, dtype="fp32")
-    )
-    point = next(r for r in records if r.role == "point")
-    assert point.outcome.measurement.kernels_per_sample == 10  # 200 µs over the slowest rank's 22
-    assert point.outcome.measurement.mode == "events"
-
-
-def outcome_on_gpus(work: SteadyWork, ranks: LoneRanks) -> Measured:
-    """The outcome of a message of 90 KB between two GPUs, which takes the slower one 200 µs."""
-    records: list[Record] = []
-    session(work, ranks, records, "nccl").run(
-        points(("all_reduce",), (90_000,), num_gpus=2, num_nodes=1, dtype="fp32")
-    )
+    plan = points(("all_reduce",), (message_bytes,), num_gpus=2, num_nodes=1, dtype="fp32")
+    session(work, ranks, records, "nccl").run(plan)
     outcome = next(r for r in records if r.role == "point").outcome
     assert isinstance(outcome, Measured)
     return outcome
+
+
+def test_short_collectives_are_put_together_on_a_gpu() -> None:
+    found = outcome_on_gpus(SteadyWork(), LoneRanks(), 1000).measurement
+    assert found.kernels_per_sample == 10  # 200 µs over the slowest rank's 22
+    assert found.mode == "events"
 
 
 def test_a_collective_between_quiet_gpus_is_graded_a() -> None:
@@ -246,12 +240,10 @@ def test_a_rank_that_throttles_or_tells_no_clock_costs_the_grade() -> None:
 @pytest.mark.parametrize(("launch_us", "says"), [(12.0, False), (190.0, True)])
 def test_a_time_of_launching_is_called_that(launch_us: float, says: bool) -> None:
     state = DeviceState(sm_clock_mhz=1980.0)
-    outcome = outcome_on_gpus(
-        SteadyWork(state=state, launch_us=launch_us), LoneRanks(other_state=state)
-    )
-    assert (
-        "launching takes the host 190 µs of it: it is no time of the links" in outcome.grade.reasons
-    ) == says
+    work = SteadyWork(state=state, launch_us=launch_us)
+    reasons = outcome_on_gpus(work, LoneRanks(other_state=state)).grade.reasons
+    said = "launching takes the host 190 µs of it: it is no time of the links"
+    assert (said in reasons) == says
 
 
 @dataclass
@@ -483,13 +475,9 @@ def test_real_ranks_over_gloo(tmp_path: Path) -> None:
         if "skipped" in point:
             assert "not supported" in point["skipped"]
             continue
-        factor = (
-            Collective(point["op"], point["message_bytes"], ranks).bus_bytes
-            / point["message_bytes"]
-        )
-        assert point["bus_gb_per_s"] == pytest.approx(
-            point["algorithm_gb_per_s"] * factor, rel=1e-3
-        )
+        done_by = Collective(point["op"], point["message_bytes"], ranks)
+        bus_gb_per_s = point["algorithm_gb_per_s"] * done_by.bus_bytes / done_by.message_bytes
+        assert point["bus_gb_per_s"] == pytest.approx(bus_gb_per_s, rel=1e-3)
         assert point["samples"] >= 1
     assert sum("latency_us" in p for p in answer["points"]) >= 8
     assert len(answer["reference_us"]) == 7
