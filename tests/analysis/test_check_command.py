@@ -27,8 +27,8 @@ NEEDS_TABLES = pytest.mark.skipif(
 )
 
 
-def staircase(noise: float = 0.01) -> list[Record]:
-    return records_of(GPU, along("n", range(1024, 8193, 64), HELD), noise=noise, seed=1)
+def staircase() -> list[Record]:
+    return records_of(GPU, along("n", range(1024, 8193, 64), HELD), noise=0.01, seed=1)
 
 
 def test_a_page_in_words(tmp_path: Path) -> None:
@@ -107,12 +107,11 @@ def test_runs_of_few_points(tmp_path: Path, kept: int) -> None:
 
 
 def test_a_run_full_of_failures(tmp_path: Path) -> None:
-    failed = [
-        replace(record, outcome=Failed("out_of_memory", "CUDA out of memory"))
-        for record in staircase()[:20]
-    ]
-    skipped = [replace(record, outcome=Skipped("not here")) for record in staircase()[20:40]]
-    folder = write_simulated(tmp_path, GPU, failed + skipped)
+    records = staircase()[:40]
+    for number, record in enumerate(records):
+        failed = Failed("out_of_memory", "CUDA out of memory")
+        records[number] = replace(record, outcome=Skipped("not here") if number % 2 else failed)
+    folder = write_simulated(tmp_path, GPU, records)
     text = run(f"check {folder}", code=2)
     assert "0 measured points, 40 skipped or failed" in text
 
