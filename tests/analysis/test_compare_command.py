@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -89,7 +88,7 @@ def test_providers_are_named_if_there_are_several(runs: Path) -> None:
             other = replace(other, outcome=Failed("crash", HOSTILE))
         write(runs.parent, made_run([*points([1.0], 0), *mine, other], name))
     said = run("compare a2 b2", code=1)
-    assert re.search(r"gemm n=64 +mine:G +99", said)
+    assert "gemm n=64  mine:G " in said
     assert "gemm n=64 by mine:Lost: crash" in said
 
 

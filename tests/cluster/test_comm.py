@@ -321,7 +321,7 @@ def test_checking_a_large_message_takes_no_memory_beyond_its_buffers(
 
 
 @pytest.mark.parametrize("dtype", ["int8", "bf16"])
-@pytest.mark.parametrize("world", [2, 63, 64, 125, 1000])
+@pytest.mark.parametrize("world", [2, 63, 125, 1000])
 def test_sums_are_right_for_any_number_of_ranks(world: int, dtype: str) -> None:
     """The ranks add up in the dtype of the message, one after another."""
     work = TorchWork(TwoRanks(world))  # type: ignore[arg-type]
