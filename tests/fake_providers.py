@@ -220,6 +220,14 @@ class TritonErrors(_OnRun):
         )
 
 
+class Unlaunched(_OnRun):
+    """Fails as a Triton kernel does on a machine without a GPU."""
+
+    def act(self) -> None:
+        sys.modules["triton"] = torch
+        raise RuntimeError("0 active drivers")
+
+
 class Exiting(_OnRun):
     """Ends the worker with a traceback that torch's advice follows."""
 

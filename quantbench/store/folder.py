@@ -21,7 +21,7 @@ from quantbench.errors import InputError, StoreError
 from quantbench.files import folders_with, open_binary, reason
 from quantbench.store.record import Failed, Measured, Record, record_from_json, record_to_json
 from quantbench.store.run import RunInfo, now_text, read_run_info, require_name, write_run_info
-from quantbench.units import counted, listed
+from quantbench.units import listed
 
 # Maximum number of lines that a message names.
 _MOST_NAMED = 5
@@ -332,15 +332,17 @@ def _trim_torn_line(path: Path, torn: int) -> None:
 
 
 def read_one_run(folder: Path) -> Run:
-    """Reads the run in `folder`, all of whose records must be of this run.
+    """Reads the run in `folder`, or the only run below it.
 
     Raises StoreError if the folder itself is no run but contains runs, as results/ does, or if it
     contains records of another run.
     """
     if not os.path.exists(folder / "run.json"):
         below = [*find_runs(folder), *folders_with(folder, "*/run.json")]
-        if below:
-            holds = f"{folder} holds {counted(len(below), 'run')}"
+        if len(below) == 1:
+            folder = below[0]
+        elif below:
+            holds = f"{folder} holds {len(below)} runs"
             names = listed(below, _MOST_RUNS_NAMED)
             raise StoreError("read run", holds, f"one of them: {names}")
     run = read_run(folder)

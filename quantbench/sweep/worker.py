@@ -65,7 +65,7 @@ class Worker:
             wrong = isinstance(error, MeasurementError) and error.operation.startswith("check")
             return Reply(failed=("wrong_result" if wrong else "error", str(error)))
         except Exception as error:  # noqa: BLE001 - other people's code
-            message = reason_line(error) + _interpreter_hint(request.provider, self.spec)
+            message = reason_line(error)
             if context_lost(error):
                 return Reply(failed=("illegal_access", message), broken=True)
             out_of_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
@@ -73,6 +73,7 @@ class Worker:
                 torch.cuda.empty_cache()
             if out_of_memory or "can't allocate memory" in str(error):
                 return Reply(failed=("out_of_memory", message))
+            message += _interpreter_hint(request.provider, self.spec)
             return Reply(failed=("error", message))
 
     def _run(self, request: Request) -> Reply:

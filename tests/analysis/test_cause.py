@@ -10,7 +10,7 @@ from quantbench.analysis.blocks import Cause, TileInUse, num_blocks, padded, row
 from quantbench.analysis.check import fit_all
 from quantbench.analysis.curves import LEAST_ERROR
 from quantbench.analysis.explain import CurveStep, cause_of
-from quantbench.analysis.jumps import find_cliffs, jumps_of
+from quantbench.analysis.jumps import Cliff, find_cliffs, jumps_of
 from quantbench.analysis.periods import find_periods, tile_finder
 from quantbench.analysis.staircase import Explanation
 from quantbench.analysis.summary import Point, points_of
@@ -51,40 +51,44 @@ def explained(
 
 
 KERNEL, FLASH = launched("k", TILE), launched("flash", Tile(128, 64))
+UNKNOWN, SAME = (None, None), (KERNEL, KERNEL)
+WAVE_EDGE = (Gemm(2304, 3072, 4096), Gemm(2305, 3072, 4096))
+LATE_EDGE = (Gemm(128 * 108, 5120, 4096), Gemm(128 * 108 + 1, 5120, 4096))
+CHANGE = (Gemm(1024, 1024, 64), Gemm(1025, 1024, 64))
 ATTENTION = {d: Attention(1, 16, 1024, 1024, d) for d in (128, 136)}
 
 
 @pytest.mark.parametrize(
     ("before", "after", "launches", "jump", "cause", "words"),
     [
-        (Gemm(2304, 3072, 4096), Gemm(2305, 3072, 4096), (KERNEL, KERNEL), 0.26, ("wave edge", "identity"),
+        (*WAVE_EDGE, SAME, 0.26, ("wave edge", "identity"),
          "128x256 tile on 108 SMs: 2 to 3 waves, the last 11 % full"),
-        (Gemm(2304, 3072, 4096), Gemm(2305, 3072, 4096), (None, None), 0.26, ("wave edge", "arithmetic"),
+        (*WAVE_EDGE, UNKNOWN, 0.26, ("wave edge", "arithmetic"),
          "128x256 tile (assumed) on 108 SMs: 2 to 3 waves, the last 11 % full"),
         # 20 to 21 waves are 5 %; a step of 40 % has another cause.
-        (Gemm(128 * 108, 5120, 4096), Gemm(128 * 108 + 1, 5120, 4096), (None, None), 0.045,
+        (*LATE_EDGE, UNKNOWN, 0.045,
          ("wave edge", "arithmetic"), "20 to 21 waves"),
-        (Gemm(128 * 108, 5120, 4096), Gemm(128 * 108 + 1, 5120, 4096), (None, None), 0.4,
+        (*LATE_EDGE, UNKNOWN, 0.4,
          ("unexplained", "arithmetic"), ""),
-        (Gemm(512, 512, 4096), Gemm(512, 512, 4100), (None, None), 0.26, ("alignment", "arithmetic"),
+        (Gemm(512, 512, 4096), Gemm(512, 512, 4100), UNKNOWN, 0.26, ("alignment", "arithmetic"),
          "rows are aligned to 8 bytes, not 16"),
-        (Gemm(256, 4096, 8192), Gemm(257, 4096, 8192), (None, None), 0.26, ("tile edge", "arithmetic"),
+        (Gemm(256, 4096, 8192), Gemm(257, 4096, 8192), UNKNOWN, 0.26, ("tile edge", "arithmetic"),
          "128x256 tile (assumed) on 108 SMs: 32 to 48 tiles within one wave"),
         # b alone takes 32.5 MiB; with a and c the working set passes the 40 MiB of L2. Tiles and
         # alignment stay.
-        (Gemm(400, 4096, 4160), Gemm(512, 4096, 4160), (None, None), 0.11, ("memory boundary", "arithmetic"),
+        (Gemm(400, 4096, 4160), Gemm(512, 4096, 4160), UNKNOWN, 0.11, ("memory boundary", "arithmetic"),
          "the working set passes 40.6 MiB, the last-level cache holds 40.0 MiB"),
-        (Gemm(1024, 4096, 256), Gemm(1024, 4096, 320), (KERNEL, KERNEL), 0.3, ("unexplained", "identity"),
+        (Gemm(1024, 4096, 256), Gemm(1024, 4096, 320), SAME, 0.3, ("unexplained", "identity"),
          "same kernel"),
-        (ATTENTION[128], ATTENTION[136], (None, None), 0.2, ("tile edge", "arithmetic"),
+        (ATTENTION[128], ATTENTION[136], UNKNOWN, 0.2, ("tile edge", "arithmetic"),
          "head_dim = 136 pads to 160, 128 to 128"),
-        (Softmax(16, 1024, 1024), Softmax(16, 1152, 1152), (None, None), 0.5, ("tile edge", "arithmetic"),
+        (Softmax(16, 1024, 1024), Softmax(16, 1152, 1152), UNKNOWN, 0.5, ("tile edge", "arithmetic"),
          "columns = 1152 pads to 2048, 1024 to 1024"),
         (Attention(1, 54, 256, 256, 128), Attention(1, 54, 264, 264, 128), (FLASH, FLASH), 0.4,
          ("wave edge", "identity"), ""),
-        (Gemm(1024, 1024, 64), Gemm(1025, 1024, 64), (launched("a", TILE), launched("b", Tile(64, 64))), 0.18,
+        (*CHANGE, (launched("a", TILE), launched("b", Tile(64, 64))), 0.18,
          ("kernel change", "identity"), "the library changed from 128x256 to 64x64"),
-        (Gemm(1024, 1024, 64), Gemm(1025, 1024, 64), (KERNEL, launched("k", Tile(128, 256, split_k=2))), 0.18,
+        (*CHANGE, (KERNEL, launched("k", Tile(128, 256, split_k=2))), 0.18,
          ("kernel change", "identity"), "the library changed from 128x256 to 128x256 split-k 2"),
         (Gemm(1024, 1024, 4096), Gemm(1024, 1024, 4097), (KERNEL, launched("align1", Tile(64, 64))), 0.69,
          ("kernel change", "identity"), "as rows are aligned to 2 bytes, not 16"),
@@ -160,14 +164,10 @@ def test_below_one_wave_a_recovered_tile_is_cut_until_the_sms_are_busy(
     n: int, kind: str, words: str
 ) -> None:
     step = CurveStep((point(Gemm(256, n, 4096), 100), point(Gemm(257, n, 4096), 130)), 0, 0.26)
-    found = cause_of(step, A100, lambda _: TileInUse(TILE, 108, "steps", "128x256 tile on 108 SMs"))
+    used = TileInUse(TILE, 108, "steps", "128x256 tile on 108 SMs")
+    found = cause_of(step, A100, lambda _: used)
     assert (found.kind, found.words) == (kind, words)
-    back = cause_of(
-        CurveStep(step.points[::-1], 0, -0.26),
-        A100,
-        lambda _: TileInUse(TILE, 108, "steps", "tile"),
-    )
-    assert back.kind == kind
+    assert cause_of(CurveStep(step.points[::-1], 0, -0.26), A100, lambda _: used).kind == kind
 
 
 def test_an_assumed_tile_is_dropped_where_the_steps_speak_against_it() -> None:
@@ -220,38 +220,27 @@ def test_blocks_padding_and_alignment_by_hand() -> None:
     assert not TileInUse(TILE, 108, "assumed", "").identified
 
 
+def cliffs(gpu: SimulatedGpu, records: list[Record]) -> tuple[Cliff, ...]:
+    spec = gpu.spec()
+    fitted = fit_all(points_of(records, spec), LEAST_ERROR)
+    return find_cliffs(jumps_of(fitted), spec, tile_finder(spec, ()))
+
+
 def test_misaligned_sizes_of_a_simulated_run_are_called_so() -> None:
     gpu = SimulatedGpu(108, Tile(128, 256), misaligned=1.4)
     points = along("k", (4032, 4064, 4096, 4097, 4098, 4100, 4104, 4128, 4160), Gemm(4096, 4096, 1))
-    records = records_of(gpu, points, noise=0.01, seed=4)
-    fitted = fit_all(points_of(records, gpu.spec()), LEAST_ERROR)
-    fall, rise = sorted(
-        find_cliffs(jumps_of(fitted), gpu.spec(), tile_finder(gpu.spec(), ())),
-        key=lambda cliff: cliff.ratio,
-    )
-    assert (rise.at, rise.cause.kind, rise.cause.words) == (
-        4096,
-        "alignment",
-        "rows are aligned to 2 bytes, not 16",
-    )
+    found = cliffs(gpu, records_of(gpu, points, noise=0.01, seed=4))
+    fall, rise = sorted(found, key=lambda cliff: cliff.ratio)
+    assert (rise.at, rise.cause.kind) == (4096, "alignment")
+    assert rise.cause.words == "rows are aligned to 2 bytes, not 16"
     assert fall.ratio < 1 < rise.ratio
     assert (fall.next, fall.cause.words) == (4104, "rows were aligned to 8 bytes, not 16")
 
 
 def test_a_library_that_changes_kernel_at_a_size_is_caught_by_its_launches() -> None:
     gpu = SimulatedGpu(108, Tile(128, 128), choose=lambda g: Tile(128, 128 if g.n <= 2048 else 256))
-    records = records_of(
-        gpu,
-        along("n", range(1920, 2177, 32), Gemm(4096, 1, 512)),
-        noise=0.005,
-        seed=1,
-        launches=True,
-    )
-    fitted = fit_all(points_of(records, gpu.spec()), LEAST_ERROR)
-    at_change = [
-        c
-        for c in find_cliffs(jumps_of(fitted), gpu.spec(), tile_finder(gpu.spec(), ()))
-        if c.at == 2048
-    ]
-    assert [c.cause.kind for c in at_change] == ["kernel change"]
-    assert at_change[0].cause.words == "the library changed from 128x128 to 128x256"
+    points = along("n", range(1920, 2177, 32), Gemm(4096, 1, 512))
+    records = records_of(gpu, points, noise=0.005, seed=1, launches=True)
+    (change,) = [cliff for cliff in cliffs(gpu, records) if cliff.at == 2048]
+    assert change.cause.kind == "kernel change"
+    assert change.cause.words == "the library changed from 128x128 to 128x256"

@@ -5,11 +5,12 @@ false claims.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from made_runs import SPEC, STATE, record, reference, run, samples
 
-from quantbench.analysis.compare import CompareOptions, compare_runs
+from quantbench.analysis.compare import CompareOptions, Comparison, compare_runs
 from quantbench.analysis.curves import LEAST_ERROR, repeatability
 from quantbench.analysis.significance import holm, rank_test
 from quantbench.errors import InputError
@@ -21,13 +22,16 @@ from quantbench.store.record import Failed, Measured, Record, Skipped
 from quantbench.workload import Gemm
 
 
-def points(shifts: list[float], *, seed: int, noise: float = 0.01, count: int = 30) -> list[Record]:
-    """Points along n, each around 100 µs times its shift."""
-    return [
-        record(Gemm(1024, 64 * (i + 1), 1024), samples(100 * shift, noise=noise, count=count, seed=seed + i),
-               {"n": 64 * (i + 1)})
-        for i, shift in enumerate(shifts)
-    ]  # fmt: skip
+def points(
+    shifts: list[float], *, seed: int, noise: float = 0.01, count: int = 30, **changes: Any
+) -> list[Record]:
+    """Points along n, each around 100 µs times its shift. changes: provider and launch of all."""
+    found = []
+    for i, shift in enumerate(shifts):
+        work = Gemm(1024, 64 * (i + 1), 1024)
+        times_us = samples(100 * shift, noise=noise, count=count, seed=seed + i)
+        found.append(record(work, times_us, {"n": work.n}, **changes))
+    return found
 
 
 def verdicts(a: Run, b: Run, **options: object) -> dict[int, str]:
@@ -92,10 +96,8 @@ def test_known_shifts_are_found_and_nothing_else() -> None:
     shifts = [1.0] * 40
     shifts[7], shifts[20], shifts[33] = 1.05, 0.95, 1.10
     found = verdicts(run(points([1.0] * 40, seed=0)), run(points(shifts, seed=1000)), margin=0.01)
-    slower = {n for n, verdict in found.items() if verdict == "slower"}
-    faster = {n for n, verdict in found.items() if verdict == "faster"}
-    assert slower == {64 * 8, 64 * 34}
-    assert faster == {64 * 21}
+    moved = {n: verdict for n, verdict in found.items() if verdict in ("slower", "faster")}
+    assert moved == {64 * 8: "slower", 64 * 21: "faster", 64 * 34: "slower"}
 
 
 @pytest.mark.slow
@@ -106,8 +108,8 @@ def test_false_regressions_stay_below_the_stated_rate() -> None:
     for seed in range(100):
         a = run(points([1.0] * 10, seed=10_000 + 100 * seed, count=12))
         b = run(points([1.0] * 10, seed=1_000_000 + 100 * seed, count=12))
-        found = verdicts(a, b, margin=0.0).values()
-        false += any(verdict in ("slower", "faster") for verdict in found)
+        found = set(verdicts(a, b, margin=0.0).values())
+        false += bool(found & {"slower", "faster"})
     assert false <= 10
 
 
@@ -150,25 +152,19 @@ def test_few_references_that_wander_claim_nothing_and_few_that_agree_do() -> Non
     # Three each: the noise is known badly, which is no reason to take it for zero.
     a, b = points([1.0] * 5, seed=0, noise=0.002), points([1.2] * 5, seed=50, noise=0.002)
 
-    def references(*us: float) -> list[Record]:
-        return [reference(value, elapsed_s=60.0 * i) for i, value in enumerate(us)]
+    def compared(us_a: list[float], us_b: list[float]) -> Comparison:
+        references_a = [reference(us, elapsed_s=60.0 * i) for i, us in enumerate(us_a)]
+        references_b = [reference(us, elapsed_s=60.0 * i) for i, us in enumerate(us_b)]
+        return compare_runs(run([*references_a, *a]), run([*references_b, *b]))
 
-    wandering = compare_runs(
-        run([*references(51.1, 56.7, 55.0), *a]), run([*references(55.8, 56.5, 49.3), *b])
-    )
+    wandering = compared([51.1, 56.7, 55.0], [55.8, 56.5, 49.3])
     assert wandering.regressions == 0
     assert wandering.tolerance > 0.2
     assert wandering.counts["unclear"] == 5  # a fifth more is not the same
     assert wandering.wander.noise_a == wandering.wander.noise_b == pytest.approx(0.064, abs=0.002)
-    agreeing = compare_runs(
-        run([*references(50.0, 50.1, 49.9), *a]), run([*references(50.0, 49.9, 50.1), *b])
-    )
-    assert agreeing.regressions == 5
+    assert compared([50.0, 50.1, 49.9], [50.0, 49.9, 50.1]).regressions == 5
     # One run with many references and one with a single one: the first tells the noise.
-    lone = compare_runs(
-        run([*references(50.0, 60.0, 50.0, 60.0), *a]), run([*references(50.0), *b])
-    )
-    assert lone.regressions == 0
+    assert compared([50.0, 60.0, 50.0, 60.0], [50.0]).regressions == 0
 
 
 def test_two_references_already_tell_that_a_run_is_noisy() -> None:
@@ -197,9 +193,8 @@ def test_a_point_that_fails_now_is_a_regression_and_a_skipped_one_is_not() -> No
     b[1] = replace(b[1], outcome=Failed("out_of_memory", "8 GiB asked for"))
     b[2] = replace(b[2], outcome=Skipped("fp8 needs a newer GPU"))
     compared = compare_runs(a, run(b[:3]))
-    assert [(lost.place.axes["n"], lost.b.outcome) for lost in compared.lost] == [
-        (128, b[1].outcome)
-    ]
+    (lost,) = compared.lost
+    assert (lost.place.axes["n"], lost.b.outcome) == (128, b[1].outcome)
     assert compared.regressions == 1
     assert (compared.only_a, compared.only_b) == (2, 0)
 
@@ -226,27 +221,22 @@ def test_rejected_figures_are_not_compared() -> None:
 
 def test_by_workload_compares_across_providers() -> None:
     a = points([1.0] * 3, seed=0)
-    b = [record(p.workload, samples(150.0, noise=0.01, count=20, seed=7 + i), {"n": 64 * (i + 1)}, provider="triton")
-         for i, p in enumerate(a)]  # fmt: skip
+    b = points([1.5] * 3, seed=7, provider="triton")
     apart = refused(run(a), run(b))
     assert "the same workloads by other providers" in apart.value
     assert "--by workload" in apart.expected
     assert set(verdicts(run(a), run(b), by="workload").values()) == {"slower"}
     both = run([*a, *b])
     assert "run A has torch.mm, triton for" in refused(both, run(b), by="workload").value
-    assert set(
-        verdicts(both, both, by="workload", provider_a="torch.mm", provider_b="triton").values()
-    ) == {"slower"}
+    found = verdicts(both, both, by="workload", provider_a="torch.mm", provider_b="triton")
+    assert set(found.values()) == {"slower"}
     assert refused(both, both, by="workload", provider_a="cublas").value == "--provider-a cublas"
 
 
 def test_records_of_one_key_are_told_apart_by_their_kernel() -> None:
-    work = Gemm(1024, 64, 1024)
     quick, slow = Launch("quick"), Launch("slow")
-    a = [record(work, samples(100.0, noise=0.01, count=20, seed=1), {"n": 64}, launch=quick),
-         record(work, samples(200.0, noise=0.01, count=20, seed=2), {"n": 64}, launch=slow)]  # fmt: skip
-    b = [record(work, samples(200.0, noise=0.01, count=20, seed=3), {"n": 64}, launch=slow),
-         record(work, samples(100.0, noise=0.01, count=20, seed=4), {"n": 64}, launch=quick)]  # fmt: skip
+    a = points([1.0], seed=1, launch=quick) + points([2.0], seed=2, launch=slow)
+    b = points([2.0], seed=3, launch=slow) + points([1.0], seed=4, launch=quick)
     compared = compare_runs(run(a), run(b))
     assert sorted(round(point.ratio, 1) for point in compared.points) == [1.0, 1.0]
 
@@ -255,13 +245,7 @@ def test_a_changed_kernel_is_named_unless_the_provider_changed_too() -> None:
     def point(us: float, name: str, tile: Tile | None = None, provider: str = "torch.mm") -> Record:
         # Names that were read from two files are equal, not the same object.
         launch = Launch("".join([*name]), tile=tile)
-        return record(
-            Gemm(1024, 64, 1024),
-            samples(us, noise=0.01, count=20, seed=1),
-            {"n": 64},
-            provider=provider,
-            launch=launch,
-        )
+        return points([us / 100], seed=1, provider=provider, launch=launch)[0]
 
     def why(a: Record, b: Record) -> str:
         return compare_runs(run([a]), run([b]), CompareOptions(by="workload")).points[0].why

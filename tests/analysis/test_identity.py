@@ -25,19 +25,19 @@ H100 = lookup("h100-sxm5-80gb")
 
 NVJET = "nvjet_sm90_tst_64x8_64x16_4x1_v_bz_splitK_TNT"
 REDUCE = "void cublasLt::splitKreduce_kernel<32, 16, int, float, __nv_bfloat16, float, __nv_bfloat16, false>"
+SWIZZLED = (
+    "cutlass_80_simt_sgemm_256x128_8x4_nn_align1",
+    (256, 2, 5),
+    Gemm(4096, 2057, 8192, dtype="fp32"),
+)
+BATCH = Gemm(77, 77, 64, batch=192, dtype="fp32")
+CAST = ("void at::native::vectorized_elementwise_kernel<4>", 9.0)
 SKINNY = Gemm(m=8, n=2560, k=4096, layout="nt")
 
 
 def kernel(name: str, dur: float, grid: list[int], block: list[int], **args: Any) -> dict[str, Any]:
     """A kernel as kineto writes it into a Chrome trace."""
-    usual = {
-        "queued": 0,
-        "device": 0,
-        "context": 1,
-        "stream": 7,
-        "correlation": 11,
-        "warps per SM": 7.3,
-    }
+    usual = {"stream": 7, "warps per SM": 7.3}
     return {
         "ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": 7, "ts": 5140.2, "dur": dur,
         "args": {**usual, "grid": grid, "block": block, **args},
@@ -114,12 +114,12 @@ def test_residency_is_the_profilers_or_computed(
     ("workload", "names", "chosen"),
     [
         # The longest of those that compute what was asked, however long a cast beside them takes.
-        (Gemm(64, 64, 64), [("void at::native::vectorized_elementwise_kernel<4>", 9.0), ("ampere_sgemm_32x128_tn", 2.0),
+        (Gemm(64, 64, 64), [CAST, ("ampere_sgemm_32x128_tn", 2.0),
                             ("ampere_sgemm_128x64_tn", 3.0)], "ampere_sgemm_128x64_tn"),
-        (Attention(1, 1, 64, 64, 64), [("void at::native::vectorized_elementwise_kernel<4>", 9.0),
+        (Attention(1, 1, 64, 64, 64), [CAST,
                                        ("fmha_cutlassF_bf16_aligned_64x128_rf_sm80", 4.0)],
          "fmha_cutlassF_bf16_aligned_64x128_rf_sm80"),
-        (Softmax(1, 64, 64), [("void at::native::vectorized_elementwise_kernel<4>", 9.0),
+        (Softmax(1, 64, 64), [CAST,
                               ("void softmax_warp_forward<float, float, float, 6>", 4.0)],
          "void softmax_warp_forward<float, float, float, 6>"),
         # No name says what it does: the longest of all.
@@ -153,35 +153,11 @@ def test_which_of_several(workload: Workload, names: list[tuple[str, float]], ch
             1,
         ),
         # CUTLASS, swizzled 8 deep: 32·8 by ⌈9/8⌉, and five parts in z.
-        (
-            "cutlass_80_simt_sgemm_256x128_8x4_nn_align1",
-            (256, 2, 5),
-            Gemm(4096, 2057, 8192, dtype="fp32"),
-            False,
-            5,
-        ),
-        (
-            "cutlass_80_simt_sgemm_256x128_8x4_nn_align1",
-            (256, 2, 5),
-            Gemm(4096, 2057, 8192, dtype="fp32"),
-            True,
-            5,
-        ),
+        (*SWIZZLED, False, 5),
+        (*SWIZZLED, True, 5),
         # A batch is in z as well.
-        (
-            "ampere_sgemm_128x128_nt",
-            (1, 1, 192),
-            Gemm(77, 77, 64, batch=192, dtype="fp32"),
-            False,
-            1,
-        ),
-        (
-            "ampere_sgemm_128x128_nt",
-            (1, 1, 384),
-            Gemm(77, 77, 64, batch=192, dtype="fp32"),
-            True,
-            2,
-        ),
+        ("ampere_sgemm_128x128_nt", (1, 1, 192), BATCH, False, 1),
+        ("ampere_sgemm_128x128_nt", (1, 1, 384), BATCH, True, 2),
         # A reduction ran, and nothing in the grid shows the parts.
         ("ampere_sgemm_128x128_nt", (4, 4, 1), Gemm(512, 512, 4096, dtype="fp32"), True, None),
         ("void gemv2T_kernel_val<int, int, float>", (64, 1, 1), Gemm(1, 4096, 4096), False, None),

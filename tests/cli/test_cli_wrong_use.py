@@ -336,9 +336,7 @@ def test_ranges_are_counted_before_they_are_listed(command: str, words: str, sai
 def test_a_provider_that_is_none_is_refused_before_a_run_is_made(
     name: str, said: str, tmp_path: Path
 ) -> None:
-    methods = "".join(
-        f"    {method} = print\n" for method in ("unsupported", "prepare", "tolerance")
-    )
+    methods = "    unsupported = prepare = print\n"
     own = f"class NoRun: pass\ndef function(): pass\nclass WithArguments:\n    def __init__(self, x): pass\n{methods}class Flat:\n    tile = 64, 64\n{methods}"
     (tmp_path / "own.py").write_text(own, encoding="utf-8")
     (tmp_path / "broken.py").write_text("\nraise ValueError('boom [/b]')\n", encoding="utf-8")

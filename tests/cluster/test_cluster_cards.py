@@ -2,6 +2,8 @@
 slowness.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from made_runs import STATE, measurement, record
@@ -29,23 +31,18 @@ def references(
                 clocks_mhz=(clock_mhz,) * 10,
                 state_after=state,
             )
-            made.append(
-                record(
-                    work, Measured(timed, Grade("A")), {}, role="reference", places=(), source=label
-                )
-            )
+            outcome = Measured(timed, Grade("A"))
+            made.append(record(work, outcome, {}, role="reference", places=(), source=label))
     return made
 
 
-def node(slow: dict[int, float], **changes: object) -> list[Record]:
+def node(slow: dict[int, float], seed: int = 0, **changes: object) -> list[Record]:
     """Eight cards, some of them slower by the given shares."""
-    return [
-        one
-        for number in range(8)
-        for one in references(
-            f"GPU {number} on node3", 100 * (1 + slow.get(number, 0.0)), seed=number, **changes
-        )  # type: ignore[arg-type]
-    ]
+    found = []
+    for number in range(8):
+        us = 100 * (1 + slow.get(number, 0.0))
+        found += references(f"GPU {number} on node3", us, seed=seed + number, **changes)  # type: ignore[arg-type]
+    return found
 
 
 def test_a_throttled_card_is_named_with_its_clock() -> None:
@@ -72,20 +69,12 @@ def test_cards_as_alike_as_cards_are_give_one_line() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_noise_names_nobody(seed: int) -> None:
-    records = [
-        one
-        for number in range(8)
-        for one in references(
-            f"GPU {number}", 100.0, noise=0.05, repeats=2, seed=100 * seed + number
-        )
-    ]
+    records = node({}, 100 * seed, noise=0.05, repeats=2)
     assert not any(card.slow for card in compare_cards(records) if card.slowdown < 0.06)
 
 
 def test_without_clocks_the_line_has_none() -> None:
     records = [*references("CPU 0 on a", 100.0), *references("CPU 0 on b", 110.0)]
-    from dataclasses import replace
-
     silent = []
     for one in records:
         quiet = replace(one.outcome.measurement, clocks_mhz=())
@@ -108,8 +97,6 @@ def test_the_reference_set_holds_the_largest_and_the_thinnest_product() -> None:
     plan = plan_of(20)
     found = reference_set(plan)
     works = [p.workload for p in plan.points if isinstance(p.workload, Gemm)]
-    assert {p.workload for p in found} == {
-        max(works, key=lambda w: w.n),
-        min(works, key=lambda w: w.n),
-    }
+    works.sort(key=lambda work: work.n)
+    assert {p.workload for p in found} == {works[0], works[-1]}
     assert plan.reference not in found

@@ -27,23 +27,20 @@ OPTIONS = SweepOptions(
 
 
 def point(n: int, us: float = 100.0, grade: str = "A", **changes: object) -> Record:
-    outcome = Measured(
-        measurement(samples(us, noise=0.002, count=12, seed=n)),
-        Grade(grade, () if grade == "A" else ("made",)),
-    )
+    reasons = () if grade == "A" else ("made",)
+    timed = measurement(samples(us, noise=0.002, count=12, seed=n))
+    outcome = Measured(timed, Grade(grade, reasons))
     return record(Gemm(1024, n, 1024), outcome, {"n": n}, **changes)
 
 
 def run_of(number: int, records: list[Record], **changes: object) -> Run:
-    started = {
-        "started": f"2026-11-20T13:{40 + number}:00+00:00",
-        "ended": f"2026-11-20T13:{50 + number}:00+00:00",
-    }
-    return run(records, f"part-{number}", **{**started, **changes})
+    started = f"2026-11-20T13:{40 + number}:00+00:00"
+    ended = f"2026-11-20T13:{50 + number}:00+00:00"
+    return run(records, f"part-{number}", started=started, ended=ended, **changes)
 
 
 def two_runs(**changes: object) -> list[Run]:
-    """Two runs of a point each. changes: of the second."""
+    """Two runs of one point each. changes: what is different in the second."""
     return [run_of(1, [point(64)]), run_of(2, [point(128)], **changes)]
 
 

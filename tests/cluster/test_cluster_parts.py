@@ -168,19 +168,14 @@ def test_every_gpu_of_the_nodes_that_are_there_and_one_cpu_of_each(
 
 
 @pytest.mark.parametrize(
-    ("free", "nodes", "value"),
+    ("kind", "value"),
     [
-        ({}, [node(GPU=8.0)], "every GPU of the cluster is in use"),
-        ({}, [node(CPU=8.0)], "the cluster has no GPU (nodes: 1)"),
+        ("GPU", "every GPU of the cluster is in use"),
+        ("CPU", "the cluster has no GPU (nodes: 1)"),
     ],
 )
-def test_no_device_is_waited_for(
-    free: dict[str, float],
-    nodes: list[dict[str, object]],
-    value: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_no_device_is_waited_for(kind: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("QUANTBENCH_DEVICE", raising=False)
     with pytest.raises(UnsupportedError) as caught:
-        device_count(nodes, free)
+        device_count([node(**{kind: 8.0})], {})
     assert caught.value.value == value

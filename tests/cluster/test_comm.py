@@ -240,12 +240,10 @@ def test_a_rank_that_throttles_or_tells_no_clock_costs_the_grade() -> None:
 @pytest.mark.parametrize(("launch_us", "says"), [(12.0, False), (190.0, True)])
 def test_a_time_of_launching_is_called_that(launch_us: float, says: bool) -> None:
     state = DeviceState(sm_clock_mhz=1980.0)
-    outcome = outcome_on_gpus(
-        SteadyWork(state=state, launch_us=launch_us), LoneRanks(other_state=state)
-    )
-    assert (
-        "launching takes the host 190 µs of it: it is no time of the links" in outcome.grade.reasons
-    ) == says
+    work = SteadyWork(state=state, launch_us=launch_us)
+    reasons = outcome_on_gpus(work, LoneRanks(other_state=state)).grade.reasons
+    said = "launching takes the host 190 µs of it: it is no time of the links"
+    assert (said in reasons) == says
 
 
 @dataclass
@@ -323,23 +321,17 @@ def test_checking_a_large_message_takes_no_memory_beyond_its_buffers(
 
 
 @pytest.mark.parametrize("dtype", ["int8", "bf16"])
-@pytest.mark.parametrize("world", [2, 63, 64, 125, 1000])
+@pytest.mark.parametrize("world", [2, 63, 125, 1000])
 def test_sums_are_right_for_any_number_of_ranks(world: int, dtype: str) -> None:
     """The ranks add up in the dtype of the message, one after another."""
     work = TorchWork(TwoRanks(world))  # type: ignore[arg-type]
     assert work.allocate(Collective("all_reduce", world * 64, world, dtype)) == ""
-    left_out = -1
-
-    def add() -> None:
-        total = torch.zeros_like(work._output)
-        for rank in set(range(world)) - {left_out}:
-            _fill_pattern(work._output, rank, world)
-            total += work._output
-        work._output.copy_(total)
-
-    work._run = add
+    parts = [torch.empty_like(work._output) for _ in range(world)]
+    for rank, part in enumerate(parts):
+        _fill_pattern(part, rank, world)
+    work._run = lambda: work._output.copy_(sum(parts))
     assert work.check() == ""
-    left_out = world // 2
+    del parts[1]
     assert "elements are wrong" in work.check()
 
 
@@ -481,13 +473,9 @@ def test_real_ranks_over_gloo(tmp_path: Path) -> None:
         if "skipped" in point:
             assert "not supported" in point["skipped"]
             continue
-        factor = (
-            Collective(point["op"], point["message_bytes"], ranks).bus_bytes
-            / point["message_bytes"]
-        )
-        assert point["bus_gb_per_s"] == pytest.approx(
-            point["algorithm_gb_per_s"] * factor, rel=1e-3
-        )
+        done_by = Collective(point["op"], point["message_bytes"], ranks)
+        bus_gb_per_s = point["algorithm_gb_per_s"] * done_by.bus_bytes / done_by.message_bytes
+        assert point["bus_gb_per_s"] == pytest.approx(bus_gb_per_s, rel=1e-3)
         assert point["samples"] >= 1
     assert sum("latency_us" in p for p in answer["points"]) >= 8
     assert len(answer["reference_us"]) == 7

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -126,38 +127,43 @@ def test_fp8_operands_count_as_they_are_stored() -> None:
     assert torch.equal(reference, task.inputs()[0].double() @ task.inputs()[1].double())
 
 
+fp8 = partial(Gemm, dtype="fp8", layout="nt")
+int8 = partial(Gemm, dtype="int8")
+grouped = partial(GroupedGemm, (8, 0), 16)
+
+
 @pytest.mark.parametrize(
     ("provider_id", "work", "device", "reason"),
     [
         ("torch.mm", Softmax(1, 8, 8), CPU, "torch.mm runs matrix products, not softmax"),
         ("torch.mm", Gemm(8, 8, 8, dtype="tf32"), CPU, "tf32 products need a CUDA device"),
-        ("torch.mm", Gemm(16, 16, 16, dtype="fp8", layout="nt"), MI300X, "fp8 products need a CUDA device"),
+        ("torch.mm", fp8(16, 16, 16), MI300X, "fp8 products need a CUDA device"),
         ("torch.mm", Gemm(8, 8, 8), V100, "bf16 needs compute capability 8.0, not 7.0"),
-        ("torch.mm", Gemm(32, 8, 8, dtype="int8"), V100,
+        ("torch.mm", int8(32, 8, 8), V100,
          "int8 needs compute capability 7.5, not 7.0"),
-        ("torch.mm", Gemm(32, 16, 16, dtype="fp8", layout="nt"), A100,
+        ("torch.mm", fp8(32, 16, 16), A100,
          "fp8 needs compute capability 8.9, not 8.0"),
         ("torch.mm", Gemm(32, 16, 16, dtype="fp8"), H100,
          "torch._scaled_mm needs a row-major and b column-major, layout nt, not nn"),
-        ("torch.mm", Gemm(32, 24, 16, dtype="fp8", layout="nt"), H100,
+        ("torch.mm", fp8(32, 24, 16), H100,
          "torch._scaled_mm needs n and k divisible by 16 on CUDA, not n = 24, k = 16"),
-        ("torch.mm", Gemm(32, 16, 16, batch=2, dtype="fp8", layout="nt"), H100,
+        ("torch.mm", fp8(32, 16, 16, batch=2), H100,
          "torch._scaled_mm takes single products, and this is a batch of 2"),
-        ("torch.mm", Gemm(16, 16, 16, dtype="int8"), H100,
+        ("torch.mm", int8(16, 16, 16), H100,
          "torch._int_mm needs more than 16 rows on CUDA, not m = 16"),
-        ("torch.mm", Gemm(32, 12, 16, dtype="int8"), H100,
+        ("torch.mm", int8(32, 12, 16), H100,
          "torch._int_mm needs n and k divisible by 8 on CUDA, not n = 12, k = 16"),
-        ("torch.mm", Gemm(32, 16, 16, batch=2, dtype="int8"), CPU,
+        ("torch.mm", int8(32, 16, 16, batch=2), CPU,
          "torch._int_mm takes single products, and this is a batch of 2"),
-        ("torch.grouped_loop", GroupedGemm((8, 0), 16, 16, "fp8"), H100,
+        ("torch.grouped_loop", grouped(16, "fp8"), H100,
          "torch._scaled_mm needs a row-major and b column-major, layout nt, not nn"),
-        ("torch.grouped_mm", GroupedGemm((8, 0), 16, 16), CPU,
+        ("torch.grouped_mm", grouped(16), CPU,
          "torch.grouped_mm is a loop of products on a CPU, as torch.grouped_loop is"),
-        ("torch.grouped_mm", GroupedGemm((8, 0), 16, 16, "fp16"), H100, "torch.grouped_mm takes bf16, not fp16"),
-        ("torch.grouped_mm", GroupedGemm((8, 0), 16, 16), A100,
+        ("torch.grouped_mm", grouped(16, "fp16"), H100, "torch.grouped_mm takes bf16, not fp16"),
+        ("torch.grouped_mm", grouped(16), A100,
          "torch.grouped_mm has kernels for compute capabilities 9.x and 10.x; on 8.0 it is a loop of products that "
          "waits for the host, as torch.grouped_loop is without the wait"),
-        ("torch.grouped_mm", GroupedGemm((8, 0), 16, 20), H100,
+        ("torch.grouped_mm", grouped(20), H100,
          "torch.grouped_mm needs n and k divisible by 8, not n = 16, k = 20"),
         ("torch.grouped_mm", GroupedGemm((8, 3), 16, 16, layout="tn"), H100,
          "torch.grouped_mm needs rows of each expert divisible by 8 to reduce over them"),

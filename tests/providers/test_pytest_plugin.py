@@ -6,6 +6,7 @@ import json
 import shlex
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -157,22 +158,15 @@ def test_fixture_and_sweep_agree_within_two_percent_above_20_us(tmp_path: Path) 
 
 
 class FakeTimer:
-    """Notes what it is asked to time."""
+    """Notes what it is asked to time, and says that a run takes `us`."""
 
-    def __init__(self) -> None:
-        self.asked: list[tuple[object, Callable[[int], Callable[[], None]], int | None]] = []
+    def __init__(self, us: float = 100.0) -> None:
+        self.us = us
+        self.asked: list[dict[str, Any]] = []
 
-    def measure(
-        self,
-        run: object,
-        *,
-        copy: Callable[[int], Callable[[], None]],
-        min_bytes: int | None = None,
-        audit: object,
-    ) -> Measurement:
-        assert audit is not None
-        self.asked.append((run, copy, min_bytes))
-        return measurement([100.0] * 10)
+    def measure(self, run: object, **options: Any) -> Measurement:
+        self.asked.append({"run": run, **options})
+        return measurement([self.us] * 10)
 
 
 class FakeBenchmark:
@@ -195,11 +189,12 @@ def test_a_workload_is_timed_as_a_sweep_times_it(monkeypatch: pytest.MonkeyPatch
     timer, benchmark, options = FakeTimer(), FakeBenchmark(), TimingOptions()
     work = Gemm(512, 512, 512, dtype="fp32")
     DeviceBenchmark(benchmark, SPEC, timer, options).workload(work, "tests.fake_providers:Good")  # type: ignore[arg-type]
-    ((run, copy, min_bytes),) = timer.asked
-    other = copy(0)
+    (asked,) = timer.asked
+    other = asked["copy"](0)
     other()
-    assert other is not run
-    assert min_bytes == work.min_bytes
+    assert other is not asked["run"]
+    assert asked["min_bytes"] == work.min_bytes
+    assert asked["audit"] is not None
     assert benchmark.rounds == 10
 
 
@@ -208,11 +203,8 @@ def benchmarked(samples_us: float, **claimed: object) -> None:
     samples_us.
     """
 
-    class Timer(FakeTimer):
-        def measure(self, run: object, **options: object) -> Measurement:  # type: ignore[override]
-            return measurement([samples_us] * 10)
-
-    DeviceBenchmark(FakeBenchmark(), SPEC, Timer(), TimingOptions())(lambda: None, **claimed)  # type: ignore[arg-type]
+    timer = FakeTimer(samples_us)
+    DeviceBenchmark(FakeBenchmark(), SPEC, timer, TimingOptions())(lambda: None, **claimed)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -338,7 +338,7 @@ def test_the_command_writes_into_the_run_or_elsewhere(tmp_path: Path) -> None:
 def test_what_is_no_single_run_is_refused(tmp_path: Path) -> None:
     one = write(tmp_path, run(stairs((1024,)), "one"))
     two = write(tmp_path, run(stairs((1024,)), "two", device=replace(SPEC, name="h100-test")))
-
+    assert run_json(f"check {one.parent}")["run"] == str(one)
     assert refused(f"report {tmp_path}").value == f"{tmp_path} holds 2 runs"
     assert refused(f"report {one} -o /dev/null/x").value == "/dev/null/x (Not a directory)"
     mixed = (one / "records.jsonl").read_text() + (two / "records.jsonl").read_text()
