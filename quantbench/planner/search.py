@@ -77,7 +77,7 @@ class Found:
 
     @property
     def safest(self) -> Prediction | None:
-        """The fastest layout that is not close to the memory limit; None if all are close."""
+        """The fastest layout that is not close to the memory limit; None if there is none."""
         return next((p for p in self.ranked if not p.tight), None)
 
 
