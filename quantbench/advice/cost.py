@@ -1,8 +1,8 @@
 """Predicts a transformer shape's time on one GPU op by op, and the time lost past edges.
 
-`cost_of` returns the cost of a shape. `ratio_factor` gives the interval of a ratio of two sums of
-op times, such as the gain of one shape over another. It takes into account that errors which both
-sums share cancel in their ratio.
+An edge is a size past which an op becomes less efficient. `cost_of` returns the cost of a shape.
+`ratio_factor` gives the interval of a ratio of two sums of op times, such as the gain of one shape
+over another. Errors that both sums share cancel in the ratio and do not widen the interval.
 """
 
 from collections import defaultdict

@@ -203,8 +203,8 @@ class Search:
         ratio = base.us / timed.us
         factor = ratio_factor(base.shares, timed.shares, self._times.common_error)
         ratios = [ratio]
-        # A sliding window shortens attention by an unknown factor. The extremes are the ratio of the
-        # full times and the ratio of the times without attention.
+        # A sliding window shortens attention by an unknown factor. The extremes are two ratios: that
+        # of the full times, and that of the times without attention.
         if 0 < base.shape.sliding_window < base.shape.seq:
             ratios.append(ratio * (1 - base.attention) / (1 - timed.attention))
         return Neighbour(

@@ -101,8 +101,6 @@ def _within(low: float, high: float, default: Any = MISSING) -> Any:
 class Calibration:
     """Factors of training at one site, or of one software stack on one GPU architecture.
 
-
-
     compute_factor: time of GEMMs and attention in training, over their time in short benchmarks.
         Under sustained load, clocks fall and the factor rises.
     quantized_factor: additional factor for GEMMs with 8- or 4-bit inputs. The modelled times are
@@ -164,7 +162,7 @@ class Calibration:
 
     @property
     def fitted(self) -> bool:
-        """Whether the factors were fitted to rows of this site."""
+        """Whether the factors were fitted to measured runs of the site itself."""
         return bool(self.provenance.get("rows_fitted"))
 
     def __str__(self) -> str:

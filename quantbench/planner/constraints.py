@@ -2,8 +2,8 @@
 
 `violations` returns each broken rule with a suggested change. A layout that breaks a strict rule
 cannot run. A layout that breaks a costly rule runs, but slower than a similar layout that keeps the
-rule. Sources: Megatron-LM (megatron/arguments.py, fused_softmax.py), DeepSpeed's pipeline engine,
-and the sanity checks in BigScience's documents.
+rule. Most rules are those of Megatron-DeepSpeed. Sources: Megatron-LM (megatron/arguments.py,
+fused_softmax.py), DeepSpeed's pipeline engine, and the sanity checks in BigScience's documents.
 """
 
 from collections.abc import Iterator
@@ -66,7 +66,7 @@ class Violation:
 
 
 def violations(job: Job, layout: Layout) -> list[Violation]:
-    """Returns every rule that the layout breaks, strict rules first."""
+    """Returns all rules that the layout breaks, strict rules first."""
     found = strict_violations(job, layout)
     for name, message in _costly(job, layout):
         found.append(Violation(name, _COSTLY[name], False, message))
@@ -74,7 +74,7 @@ def violations(job: Job, layout: Layout) -> list[Violation]:
 
 
 def strict_violations(job: Job, layout: Layout) -> list[Violation]:
-    """Returns every strict rule that the layout breaks."""
+    """Returns all strict rules that the layout breaks."""
     broken = _strictly_broken(job, layout)
     return [Violation(name, _STRICT[name], True, message) for name, message in broken]
 

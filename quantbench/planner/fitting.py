@@ -36,7 +36,7 @@ _RUNS_THAT_COUNT = 8
 _STEP = 0.99
 # Fraction of measured times that the intervals of predicted times cover.
 _COVERED = 0.9
-# Minimum number of measured rows for the fit of a site.
+# Minimum number of measured runs for the fit of a site.
 _FEWEST = 5
 # A factor counts as undetermined if the fit leaves at least this fraction of its prior's spread.
 _DETERMINED = 0.7
@@ -82,7 +82,7 @@ PRIORS = {
     "congestion": Prior(0.5, site=0.7),
     "straggler_spread": Prior(0.5, 0.5),
 }
-#: `Term.factor` of an effect that scales all times of one table, not a single factor
+#: value of `Term.factor` for an effect that scales all times of a table instead of one factor
 TIME = "time"
 
 
@@ -194,7 +194,7 @@ def fit_site(observed: Sequence[Observed], prior: Calibration) -> Calibration:
     The result's provenance lists three kinds of factors. An `undetermined` factor stays close to
     its prior value, because the runs hardly depend on it. For a `confounded` pair, only the joint
     effect of the two factors is known. An `unusual` factor differs from its prior value by more
-    than 95 % of sites are expected to.
+    than two prior standard deviations, which is expected for 5 % of sites.
 
     prior: factors of the site's stack. They are the prior values of the fit.
 
@@ -251,8 +251,8 @@ def solve(
     """Fits effects by minimizing the runs' robust log errors plus the priors' penalties.
 
     Returns the fitted effects and the Jacobian of the residuals, (observed + effects, effects). The
-    Jacobian's first rows belong to the runs and its last rows to the priors. Derivatives are taken
-    by effects in units of their prior spreads.
+    Jacobian's first rows belong to the runs and its last rows to the priors. Derivatives are with
+    respect to effects in units of their prior spreads.
 
     spreads: function from a group to the prior spread of each effect on the group's runs.
     constants: function from effects and a group to the group's factors.

@@ -191,7 +191,7 @@ def _excluded(space: LayoutSpace, name: str, degree: int) -> bool:
 def _best_of(
     rule: LayoutRule, found: Found, space: LayoutSpace, name: str, degree: int, which: str
 ) -> Judged:
-    """Compares the best layout with one fixed degree with the best of all layouts.
+    """Compares the best layout that has a given degree to the best of all layouts.
 
     name: field of `Layout`, such as `tp`.
     degree: value of the field.
@@ -210,7 +210,7 @@ def _best_of(
 
 
 def _compared(rule: LayoutRule, found: Found, choice: Prediction, which: str) -> Judged:
-    """Compares one layout with the best of all layouts.
+    """Compares one layout to the best of all layouts.
 
     choice: layout to compare.
     which: description of the layout, for the finding.
@@ -225,9 +225,10 @@ def _compared(rule: LayoutRule, found: Found, choice: Prediction, which: str) ->
 
 
 def _eighteen_bytes(job: Job, found: Found, space: LayoutSpace) -> Judged:
-    """Judges the rule that 18 bytes per parameter must fit, else model parallelism is needed.
+    """Judges the rule that predicts from 18 bytes per parameter whether a model fits on one GPU.
 
-    The rule holds if it agrees with the search on whether a layout with tp = pp = 1 fits.
+    The rule holds if the search agrees, that is, if a layout with tp = pp = 1 fits or does not fit
+    as predicted.
     """
     for name in ("tp", "pp"):
         if _excluded(space, name, 1):

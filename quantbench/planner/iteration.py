@@ -1,10 +1,10 @@
-"""Predicts the time of one training iteration, and the parts that it consists of.
+"""Predicts the time of one training iteration, in total and by part.
 
 `iteration` adds up layer times, pipeline idle time, network traffic and the optimizer step. The
-pipeline schedule is 1F1B (Narayanan et al., 2019 and 2021). Each micro-batch takes one slot per
-stage, its forward and backward pass together, and the slowest stage sets the pace. Filling and
-draining the pipeline costs one slot of every stage except the slowest. With interleaving, this cost
-is divided by the number of chunks per stage.
+pipeline schedule is 1F1B, in which a stage alternates forward and backward passes (Narayanan et
+al., 2019 and 2021). The two passes of a micro-batch take one slot per stage, and the slowest stage
+sets the pace. Filling and draining the pipeline costs one slot of every stage except the slowest.
+With interleaving, this cost is divided by the number of chunks per stage.
 """
 
 import math
@@ -37,7 +37,7 @@ class Iteration:
 
     sec: time per iteration, with its 90 % interval.
     products: weight GEMMs, including the experts' GEMMs.
-    attention: attention between the qkv projection and the output projection.
+    attention: attention core, between the qkv projection and the output projection.
     recompute: recomputation of forward passes.
     vector: elementwise kernels, norms and data movement, limited by memory bandwidth.
     overhead: launches and small kernels, by the fitted overhead per layer.
@@ -286,8 +286,8 @@ def tied_embedding_s(
 ) -> float:
     """Returns the time to sum the gradients of a tied embedding over two stages, in s.
 
-    The first stage computes the embedding's gradient and the last stage that of the logits. Without
-    pipeline stages or without tied weights, the time is 0.
+    The first stage has the gradient from the embedding, and the last stage the gradient from the
+    logits. Without pipeline stages or without tied weights, the time is 0.
 
     embedding_parameters: number of the embedding's parameters on one GPU.
     """

@@ -50,7 +50,7 @@ _TILE_ROWS = 128
 class Span:
     """Time in seconds with its 90 % interval, from `low` to `high`.
 
-    An added float is a time without uncertainty.
+    Adding a float adds a time without uncertainty.
     """
 
     low: float
@@ -367,8 +367,8 @@ def _ops(whole: TransformerShape, key: LayerKey) -> tuple[TransformerShape, tupl
 def _other_places(shape: TransformerShape, places: float) -> float:
     """Returns the expected number of other GPUs (or nodes) to which one token is sent.
 
-    A token is sent to each GPU that holds one of its experts. The token's experts are assumed to be
-    drawn independently and uniformly.
+    A token is sent once to each GPU that holds experts of the token. Experts are assumed to be
+    chosen at random.
 
     places: number of GPUs (or nodes) over which the experts are spread.
     """
@@ -388,7 +388,7 @@ def _other_places(shape: TransformerShape, places: float) -> float:
 
 
 def _moved(op: Op) -> tuple[int, int]:
-    """Returns the bytes (forward, backward) that a cast or a permutation moves; 0 for other ops."""
+    """Returns the bytes (forward, backward) that a cast or a permutation moves, 0 for other ops."""
     work = op.workload
     if not isinstance(work, Cast | Permute):
         return 0, 0

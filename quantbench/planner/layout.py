@@ -15,9 +15,9 @@ from quantbench.workload import TransformerShape
 OPTIMIZERS = ("adam", "fused_adam", "adam_8bit")
 PRECISIONS = ("fp16", "bf16")
 RECOMPUTATIONS = ("full", "selective", "none")
-#: Ways to split a model's layers into pipeline stages. `layers`: the same number of layers in each
-#: stage. `embedding`: the same, with embedding and logits counted as one layer each (BLOOM's
-#: `--pp-partition-method 'type:transformer|embedding'`). `uneven`: numbers of layers that differ by
+#: Ways to split a model's layers into pipeline stages. `layers`: each stage has the same number of
+#: layers. `embedding`: the numbers are the same if embedding and logits count as one layer each
+#: (BLOOM's `--pp-partition-method 'type:transformer|embedding'`). `uneven`: the numbers differ by
 #: at most one.
 PARTITIONS = ("layers", "embedding", "uneven")
 # Fraction of the specified memory bandwidth that elementwise kernels reach, as
@@ -85,7 +85,7 @@ class LayerKey(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """Parallel layout of a training job: how it is divided over GPUs and over time.
+    """Parallel layout of a training job: how the job is divided over GPUs and micro-batches.
 
     dp, tp, pp: degrees of data, tensor and pipeline parallelism.
     mbs: micro-batch size, in samples.

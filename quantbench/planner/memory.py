@@ -33,7 +33,7 @@ _STATE_BYTES = {"adam": 4 + 4 + 8 + 4, "fused_adam": 4 + 4 + 8, "adam_8bit": 4 +
 class Memory:
     """Memory of the fullest GPU in bytes, by use.
 
-    weights: weights that stay in memory.
+    weights: weights, without those that ZeRO-3 gathers for a single layer.
     gradients: accumulated gradients.
     optimizer: optimizer states, master weights and temporary copies of the optimizer step.
     activations: activations kept for the backward pass.
@@ -161,7 +161,10 @@ def _stage(
     dense, experts = stage_parameters(job, layout, kind)
 
     def shared(level: int) -> float:
-        """Returns for how many parameters a GPU holds a state that ZeRO shards from `level` on."""
+        """Returns the number of parameters for which one GPU holds a certain state.
+
+        level: lowest ZeRO stage that shards the state.
+        """
         if layout.zero < level:
             return float(dense + experts)
         return dense / layout.replicas + experts / layout.expert_replicas
@@ -181,7 +184,7 @@ def _stage(
     kept = stage_activations(job, layout, kind)
     activations = kept * in_flight(layout, stage, layout.micro_batches(job.gbs))
     dense_only = kind.dense == kind.layers
-    # Activations that a layer does not keep exist only while the layer is recomputed.
+    # Recomputed activations exist only during the backward pass of their layer.
     working = 0.0
     if layout.recompute == "full":
         working = _layer_activations(job, layout, dense=dense_only)

@@ -1,4 +1,4 @@
-"""Predicts a training job's time, memory, TFLOP/s and MFU (`Planner.predict`)."""
+"""Predicts a training job's time, memory, TFLOP/s and MFU in a given layout (`Planner.predict`)."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

@@ -222,10 +222,7 @@ def _choices(case: Case) -> list[Case]:
 
 
 def _time_if_it_fits(result: RowResult) -> float:
-    """Returns the predicted time per iteration in s; inf if the prediction is missing or too large.
-
-    Too large are layouts whose memory exceeds the usable memory.
-    """
+    """Returns the predicted time per iteration in s; inf if the row has none or does not fit."""
     found = result.prediction
     return found.sec_per_it if found and found.fits else inf
 

@@ -27,13 +27,15 @@ _FEWEST_TOKENS = 4096
 _LARGEST_MICRO_BATCH = 64
 
 
-#: values of one setting of a layout; () for the default values
+#: values to try for one setting of a layout
 Degrees = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class LayoutSpace:
-    """Values to try for each setting of a `Layout`. () stands for the default values.
+    """Values to try for each setting of a `Layout`.
+
+    For the settings with a default, () stands for the default values.
 
     dp: default: every value with which the degrees use all GPUs and dp divides gbs.
     tp: default: divisors of a node's number of GPUs. Other values are never tried.
