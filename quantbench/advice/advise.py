@@ -1,9 +1,9 @@
 """Advises on a transformer's sizes: predicts the time lost past edges on a GPU, and faster sizes.
 
 `advise` returns an `Advice`. An edge is a size past which an op becomes less efficient, for example
-because it starts a partly filled wave or misaligns rows. Each faster shape comes with the reasons
-for its gain. The advice also lists broken rules of libraries, predicted times without a measurement
-behind them, and experts that do not fit in memory.
+because it starts a partly filled wave (a round of tiles over all SMs) or misaligns rows. Each
+faster shape comes with the reasons for its gain. The advice also lists broken rules of libraries,
+predicted times without a measurement behind them, and experts that do not fit in memory.
 """
 
 from collections import defaultdict
@@ -295,7 +295,8 @@ def _reasons(old: ShapeCost, new: ShapeCost, weight: float) -> tuple[str, ...]:
     """Returns the reasons why a shape is faster, largest saving first.
 
     The op names with the largest savings, at most three, each give a reason. Equal reasons are
-    merged. Last come alignment and fused-softmax edges that only the new shape has crossed.
+    merged. Last come alignment and fused-softmax edges that the new shape has crossed, if the given
+    shape has crossed no edge of the same kind.
 
     old, new: costs of the given shape and of the faster shape.
     weight: factor that makes the times of `new` comparable to those of `old` per token and
@@ -311,7 +312,7 @@ def _reasons(old: ShapeCost, new: ShapeCost, weight: float) -> tuple[str, ...]:
             subject, text = _reason(name, old, new)
             found.setdefault(text, []).append(subject)
     reasons = [", ".join(filter(None, subjects)) + text for text, subjects in found.items()]
-    # An edge that only the new shape has crossed is the next size to improve.
+    # Such an edge shows what to improve next in the new shape.
     hard = _HARD - _kinds(old)
     for edge in new.edges:
         words = f"but {edge.words}"

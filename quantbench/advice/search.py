@@ -40,8 +40,8 @@ class Neighbour:
     parameters: number of parameters, without padding of the vocabulary.
     parameters_change: relative difference from the given shape's number of parameters.
     move: largest relative difference from the given shape in hidden, ffn or layers.
-    nearest: whether no shape with a smaller move gains as much. Shapes are compared if all of them,
-        or none of them, are surely faster (see `Search.best`).
+    nearest: whether no shape with a smaller move gains as much. Surely faster shapes are compared
+        only with each other, and so are the remaining shapes (see `Search.best`).
     reasons: why the shape is faster, largest saving first.
     exchanges_more: whether the shape has a larger tp or ep than the given shape. The time of the
         additional communication is not predicted.
@@ -99,8 +99,8 @@ class Search:
     base: the given shape.
     times: op times on one GPU.
     space: limits of the shapes to try; None to try no other shapes.
-    runs: function that returns whether a shape runs without a crash. Other shapes are left out,
-        unless no shape near the base runs.
+    runs: function that returns whether a shape runs without a crash. Shapes that crash are left
+        out, unless all shapes near the base crash.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class Search:
         return (*self._ranked(found[True]), *self._ranked(found[False]))[:count]
 
     def alike(self, listed: Iterable[Neighbour] = ()) -> tuple[Neighbour, ...]:
-        """Returns the best shapes with two of the base's sizes: its heads, and its head_dim.
+        """Returns the best shape with as many heads as the base, and the best with its head_dim.
 
         Shapes that gain less than WORTH_MOVING are left out.
 
@@ -203,8 +203,8 @@ class Search:
         ratio = base.us / timed.us
         factor = ratio_factor(base.shares, timed.shares, self._times.common_error)
         ratios = [ratio]
-        # A sliding window shortens attention by an unknown factor. The extremes are two ratios: that
-        # of the full times, and that of the times without attention.
+        # A sliding window shortens attention by an unknown factor. The interval therefore covers
+        # both extremes: the ratio of the full times, and that of the times without attention.
         if 0 < base.shape.sliding_window < base.shape.seq:
             ratios.append(ratio * (1 - base.attention) / (1 - timed.attention))
         return Neighbour(

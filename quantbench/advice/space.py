@@ -39,7 +39,7 @@ DIMENSIONS = (
 )
 #: largest factor by which the width of experts may change, up or down
 EXPERT_FACTOR = 4
-#: largest degree of expert parallelism that is tried
+#: largest degree of expert parallelism (ep) that is tried if tp stays the same
 LARGEST_EP = 64
 # Values of head_dim for which attention kernels are tuned.
 _USUAL_HEAD_DIMS = (64, 128, 256)
@@ -279,8 +279,8 @@ def _within_budget(
 def _widths(base: TransformerShape, hidden: int, step: int) -> list[int]:
     """Returns the MLP widths to try with a hidden size.
 
-    The exact width has the base's ratio of ffn to hidden. It is tried if tp divides it, and so is
-    the nearest multiple of `step`.
+    The exact width has the base's ratio of ffn to hidden. The multiple of `step` nearest to the
+    exact width is tried, and the exact width itself if tp divides it.
     """
     exact = round(base.ffn / base.hidden * hidden)
     widths = {max(step, round(exact / step) * step)}
@@ -303,7 +303,7 @@ def _heads(base: TransformerShape, hidden: int, space: Space) -> list[dict[str, 
         found.append({"head_dim": _aligned_width(base)})
     for width in sorted({*space.head_dims, base.head_dim}):
         heads = hidden // width
-        # From base.heads / space.heads to base.heads · space.heads.
+        # heads must be from base.heads / space.heads to base.heads · space.heads.
         few_enough = base.heads <= space.heads * heads <= space.heads**2 * base.heads
         whole = hidden % width == heads % base.tp == width % ALIGNED_ELEMENTS == 0
         if not whole or not few_enough or width < base.rope_dim:
