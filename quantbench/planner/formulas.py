@@ -90,7 +90,7 @@ def model_flops(shape: TransformerShape, gbs: int) -> float:
 
 
 def hardware_flops(shape: TransformerShape, gbs: int, recompute: str = "none") -> float:
-    """Returns an iteration's FLOPs including recomputed ones.
+    """Returns an iteration's FLOPs including recomputation.
 
     GPT layers are counted by Megatron's formula, other layers as in `model_flops`.
 

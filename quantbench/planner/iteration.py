@@ -23,9 +23,9 @@ _STEP_BYTES = 4 * 4 + 3 * 4 + 2
 # Parameters per gradient bucket: the default of DeepSpeed's reduce_bucket_size. Each bucket is one
 # collective. With ZeRO-3, each layer is one collective instead.
 _BUCKET_PARAMETERS = 5e8
-# Exposed fraction of overlapped gradient reductions, relative to that of overlapped weight gathers
-# (`Calibration.exposed_share`). Computation does not wait for reductions, but they take SMs and
-# memory bandwidth. The value is assumed, not fitted.
+# Exposed fraction of overlapped gradient reductions, relative to `Calibration.exposed_share`, which
+# is the fraction for weight gathers. Computation does not wait for reductions, but they take SMs
+# and memory bandwidth. The value is assumed, not fitted.
 _REDUCTIONS_WAIT = 0.25
 
 

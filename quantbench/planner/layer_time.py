@@ -115,7 +115,7 @@ class LayerTime(NamedTuple):
     overhead: float = 0.0
 
     def fitted(self, c: Calibration) -> LayerTime:
-        """Converts ideal times, those of isolated ops, to times in training.
+        """Converts times of isolated ops to times in training.
 
         c: factors of training.
         """
@@ -191,7 +191,7 @@ class LayerTimes:
         self._known: dict[LayerKey, LayerTime] = {}
 
     def at(self, key: LayerKey) -> LayerTime:
-        """Returns the ideal times, those of isolated ops.
+        """Returns the layer times if every op took its isolated time.
 
         `LayerTime.fitted` converts them to times in training.
         """
@@ -279,7 +279,7 @@ class LayerTimes:
     def _reduce_s(self, shape: TransformerShape) -> float:
         """Returns the time of one tensor-parallel all-reduce, in s.
 
-        If the group spans several nodes, the time is that of the network transfer without latency.
+        If the group spans several nodes, only the network transfer is counted, without latency.
 
         shape: layer on one GPU, with the GPU's tokens.
         """

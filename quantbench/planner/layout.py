@@ -100,8 +100,8 @@ class Layout:
         computed. Each GPU has an early and a late chunk of each sequence, so all GPUs have the same
         causal work.
     ep: number of GPUs over which a layer's experts are divided, with whole experts on each GPU.
-        These are tensor-, context- and data-parallel GPUs of one pipeline stage, not additional
-        ones.
+        They are the tensor-, context- and data-parallel GPUs of one pipeline stage, not additional
+        GPUs.
     """
 
     dp: int

@@ -45,7 +45,7 @@ class RowResult:
     case: job and layout of the row; None if the row's values are incomplete or invalid.
     prediction: predicted time and memory; None if there is no case, or if its layout cannot run.
     hardware_tflops: predicted TFLOP/s per GPU by the formula that the row names
-        (`formulas.tflops_by_calculator`), by default that of `formulas.hardware_flops`.
+        (`formulas.tflops_by_calculator`), or by `formulas.hardware_flops` for another formula.
     problem: why the row has no prediction; "" if it has one.
     """
 

@@ -433,6 +433,7 @@ def layers_for(size_b: float, hidden: int, vocab: int, pp: int) -> int:
     last = max(1, round(size / each / pp) + 2)
 
     def distance(layers: int) -> float:
+        """Returns the smaller difference in parameters: with or without the embedding."""
         beyond = layers * each - size
         return min(abs(beyond), abs(beyond + vocab * hidden))
 
