@@ -1,4 +1,7 @@
-"""Predicts the cost of a transformer shape on a GPU, time lost past edges, and better shapes."""
+"""Advises on transformer shapes for a GPU: predicted cost, time lost past edges, faster shapes.
+
+`advise` returns the advice on one shape. `pad.padding_verdict` decides whether to pad one GEMM.
+"""
 
 from quantbench.advice.advise import Advice, Advised, Unmeasured, advise
 from quantbench.advice.cost import EdgeWaste, OpCost, ShapeCost

@@ -1,8 +1,9 @@
-"""Advises on the sizes of a transformer: the time lost past edges on a GPU, and better sizes.
+"""Advises on a transformer's sizes: predicts the time lost past edges on a GPU, and faster sizes.
 
-An edge is a condition by which an op becomes less efficient, such as a partly filled wave or a
-misaligned row. Each better shape comes with the reasons for its gain. The advice also names broken
-rules of libraries, times that rest on no measurement, and experts that do not fit in memory.
+`advise` returns an `Advice`. An edge is a size past which an op becomes less efficient, for example
+because it starts a partly filled wave (a round of tiles over all SMs) or misaligns rows. Each
+faster shape comes with the reasons for its gain. The advice also lists broken rules of libraries,
+predicted times without a measurement behind them, and experts that do not fit in memory.
 """
 
 from collections import defaultdict
@@ -26,28 +27,29 @@ from quantbench.latency.op_times import OpTimes, RememberedTimes
 from quantbench.units import percent
 from quantbench.workload import Attention, Gemm, Softmax, TransformerShape
 
-# At most _REASONS ops give reasons for one shape. After the first, an op gives a reason only if it
-# saves at least _WORTH_SAYING of the shape's time.
+# Smallest saving, as a fraction of the shape's time, for which an op name gives a reason. The op
+# name with the largest saving always gives a reason.
 _WORTH_SAYING = 0.004
+# Largest number of op names that give reasons for one shape.
 _REASONS = 3
-# A size that is a multiple of this fills the tiles of every kernel in common use.
+# Multiple that fills whole tiles of all kernels in common use.
 _ROUND = 128
-# Smallest relative increase of an op's rate that is given as a reason.
+# Smallest relative increase of an op's TFLOP/s that is given as a reason.
 _SAME_RATE = 0.01
-# Kinds of edges that an op either has crossed or not, unlike partly filled tiles and waves.
+# Edges that are either crossed or not. In contrast, tiles and waves can be filled more or less.
 _HARD = {"alignment", "fused softmax"}
-# Smallest increase of the tile and wave efficiency that is given as a reason.
+# Smallest increase of the combined tile and wave efficiency that is given as a reason.
 _FULLER = 0.02
-#: default number of neighbours that are returned
+#: default maximum number of neighbours in an `Advice`
 TOP = 8
 
 
 @dataclass(frozen=True)
 class Advised:
-    """A shape compared with the given shape.
+    """A shape that was compared with the given shape.
 
-    found: the shape, its gain and the reasons for the gain.
-    changes: changed sizes as text.
+    found: the shape, its gain over the given shape, and the reasons for the gain.
+    changes: changed sizes as text, such as `heads 96 → 72`.
     cost: predicted cost of the shape.
     """
 
@@ -58,11 +60,11 @@ class Advised:
 
 @dataclass(frozen=True)
 class Unmeasured:
-    """Part of the predicted time that rests on no measurement.
+    """Ops whose predicted times have no measurement behind them, for one reason.
 
     reason: why there is no measurement.
-    ops: labels of the ops that the reason applies to.
-    share: fraction of the shape's time that these ops take, 0 to 1.
+    ops: labels of the ops.
+    share: fraction of the shape's time that the ops take, 0 to 1.
     """
 
     reason: str
@@ -72,23 +74,23 @@ class Unmeasured:
 
 @dataclass(frozen=True)
 class Advice:
-    """Predicted cost of a shape, and better shapes near it.
+    """Predicted cost of the given shape, and faster shapes near it.
 
-    device: GPU for which the times are predicted.
+    device: GPU for which times are predicted.
     note: sources of the predicted times.
-    cost: predicted cost of the shape.
-    unmeasured: parts of the time that rest on no measurement, largest part first.
-    neighbours: shapes that are predicted to be faster. Surely faster shapes come first.
-    alike: the best shape that has as many heads as the given shape, and the best shape that has
-        heads of the same width. Shapes among the neighbours are left out.
-    singles: best change of each dimension alone, largest gain first.
-    tried: number of shapes within `space` that were compared with the given shape.
+    cost: predicted cost of the given shape.
+    unmeasured: ops without a measurement behind their times, largest fraction of the time first.
+    neighbours: shapes that are predicted to be faster. Those that are surely faster come first.
+    alike: the best shape with the given number of heads, and the best with the given head_dim.
+        Shapes that are already among the neighbours are left out.
+    singles: best change of each single dimension, largest gain first.
+    tried: number of shapes in `space` that were compared with the given shape.
     space: limits of the shapes that were tried.
-    broken: rules of number formats and libraries that the shape breaks.
-    missing: texts on work that has no model and is left out of the times.
-    blocks: texts on sizes of the experts that are not multiples of 128.
-    too_large: text that says that the weights of the experts exceed a GPU's memory, and which `ep`
-        helps; "" if they fit.
+    broken: rules of number formats and libraries that the given shape breaks.
+    missing: descriptions of work that the times leave out, because it has no model.
+    blocks: descriptions of experts' sizes that are not multiples of 128.
+    too_large: message that the experts' weights exceed a GPU's memory, with the smallest `ep` that
+        makes them fit; "" if they fit.
     """
 
     device: DeviceSpec
@@ -107,7 +109,7 @@ class Advice:
 
     @property
     def shape(self) -> TransformerShape:
-        """The shape that the advice is about."""
+        """The given shape."""
         return self.cost.shape
 
     @property
@@ -122,10 +124,10 @@ class Advice:
 
     @property
     def keep(self) -> bool:
-        """Whether to keep the shape.
+        """Whether the advice is to keep the given shape.
 
-        The shape is kept if the weights of its experts fit in memory, misaligned rows waste little
-        of its time, and no shape with the same micro-batch is surely faster.
+        Three conditions must hold: the experts' weights fit in memory, misaligned rows waste less
+        than 2 % of the time, and no shape with the same micro-batch size is surely faster.
         """
         if self.too_large or self.cost.misaligned:
             return False
@@ -134,7 +136,7 @@ class Advice:
 
     @property
     def compared(self) -> tuple[Advised, ...]:
-        """All shapes of this advice except the given shape, without repetition."""
+        """All shapes of the advice except the given one, each once."""
         found = {}
         for one in (*self.neighbours, *self.alike, *self.singles):
             found[one.found.shape] = one
@@ -142,6 +144,7 @@ class Advice:
 
 
 def _sure(advised: Iterable[Advised]) -> tuple[Advised, ...]:
+    """Returns the shapes that are surely faster."""
     return tuple(one for one in advised if one.found.sure)
 
 
@@ -154,16 +157,16 @@ def advise(
     kernels: OpTimes | None = None,
     library: str = "",
 ) -> Advice:
-    """Returns advice on a shape, on the device of `times`.
+    """Predicts the cost of a shape, and searches for faster shapes near it.
 
-    times: latency models (`ModelTimes`), a profile, or any other `OpTimes`.
-    space: limits of the neighbours to try; None for `Space()`.
-    top: maximum number of neighbours to return; 0 to try no other shape.
-    kernels: source of the kernel launch, and so of the tile, of ops for which `times` gives none;
-        None to assume the device's tile for these ops.
-    library: library whose rules on divisibility are checked; "" for the rules of every library.
+    times: op times on one GPU: latency models (`ModelTimes`), a profile, or another `OpTimes`.
+    space: limits of the shapes to try; None for `Space()`.
+    top: maximum number of neighbours to return; 0 to try no other shapes.
+    kernels: second source of kernel launches, for ops whose launch `times` does not know; None to
+        assume the GPU's usual tile for these ops. The tile determines tile and wave edges.
+    library: library whose divisibility rules are checked; "" for the rules of all libraries.
 
-    Raises InputError if the device has no peak for the dtype.
+    Raises InputError if the GPU has no peak rate for the shape's dtype.
 
     >>> from quantbench.device import lookup
     >>> from quantbench.latency.model_times import ModelTimes
@@ -233,9 +236,9 @@ def _broken_blocks(shape: TransformerShape) -> tuple[str, ...]:
 
 
 def _unmeasured(whole: ShapeCost) -> tuple[Unmeasured, ...]:
-    """Returns the ops whose times rest on no measurement, grouped by the reason.
+    """Returns the value of `Advice.unmeasured`: ops without a measurement, grouped by the reason.
 
-    The group whose ops take the largest part of the shape's time comes first.
+    whole: cost of the shape.
     """
     ops: dict[str, list[OpCost]] = defaultdict(list)
     for cost in whole.ops:
@@ -251,14 +254,14 @@ def _unmeasured(whole: ShapeCost) -> tuple[Unmeasured, ...]:
 def _advised(
     found: Iterable[Neighbour], cost: ShapeCost, times: RememberedTimes
 ) -> tuple[Advised, ...]:
-    """Returns the neighbours with the reasons for their gains, their changes and their costs.
+    """Adds the cost, the changed sizes and the reasons for the gain to each neighbour.
 
     cost: cost of the given shape.
     """
     advised = []
     for neighbour in found:
         new = cost_of(neighbour.shape, times)
-        # The gain is per token and parameter, so the times are compared per token and parameter.
+        # Makes the new times comparable per token and parameter, as in `Neighbour.gain`.
         weight = cost.latency.latency_us / new.latency.latency_us / (1 + neighbour.gain)
         why = _reasons(cost, new, weight)
         advised.append(Advised(replace(neighbour, reasons=why), _changes(cost, new), new))
@@ -289,14 +292,15 @@ def _changes(old: ShapeCost, new: ShapeCost) -> str:
 
 
 def _reasons(old: ShapeCost, new: ShapeCost, weight: float) -> tuple[str, ...]:
-    """Returns the reasons why a shape is faster.
+    """Returns the reasons why a shape is faster, largest saving first.
 
-    Each of the one to three op names that save the most time gives a reason, and equal reasons are
-    merged. A hard edge is added if the new shape has crossed it, and the given shape has crossed
-    none of its kind.
+    The op names with the largest savings, at most three, each give a reason. Equal reasons are
+    merged. Last come alignment and fused-softmax edges that the new shape has crossed, if the given
+    shape has crossed no edge of the same kind.
 
     old, new: costs of the given shape and of the faster shape.
-    weight: factor on the times of `new` that makes them comparable per token and parameter.
+    weight: factor that makes the times of `new` comparable to those of `old` per token and
+        parameter.
     """
     savings = []
     for name, costs in old.by_name.items():
@@ -308,7 +312,7 @@ def _reasons(old: ShapeCost, new: ShapeCost, weight: float) -> tuple[str, ...]:
             subject, text = _reason(name, old, new)
             found.setdefault(text, []).append(subject)
     reasons = [", ".join(filter(None, subjects)) + text for text, subjects in found.items()]
-    # Such an edge is the next thing to change in the new shape.
+    # Such an edge shows what to improve next in the new shape.
     hard = _HARD - _kinds(old)
     for edge in new.edges:
         words = f"but {edge.words}"
@@ -318,13 +322,15 @@ def _reasons(old: ShapeCost, new: ShapeCost, weight: float) -> tuple[str, ...]:
 
 
 def _kinds(cost: ShapeCost | OpCost) -> set[str]:
+    """Returns the kinds of edges that a shape or an op has crossed."""
     return {edge.kind for edge in cost.edges}
 
 
 def _reason(name: str, old: ShapeCost, new: ShapeCost) -> tuple[str, str]:
-    """Returns why the ops of one name are faster, as a subject and a text that follows it.
+    """Returns the reason why the ops with one name are faster, as (subject, text).
 
-    The subject is "" if the text is complete without a subject.
+    The subject is the op name, and the text follows it directly. The subject is "" if the text is
+    complete without it.
     """
     pairs = list(zip(old.by_name[name], new.by_name[name], strict=True))
     was, now = max(pairs, key=lambda pair: pair[0].waste_us - pair[1].waste_us)
@@ -344,9 +350,9 @@ def _reason(name: str, old: ShapeCost, new: ShapeCost) -> tuple[str, str]:
 
 
 def _regained(was: OpCost, now: OpCost) -> str:
-    """Returns a text that names the size by which the rows of an op have become 16-byte aligned.
+    """Describes the changed size that made an op's rows 16-byte aligned.
 
-    was, now: op of the given shape, with misaligned rows, and op of the faster shape.
+    was, now: costs of the op in the given shape, with misaligned rows, and in the faster shape.
     """
     first = was.op.workload
     second = now.op.workload
@@ -361,10 +367,10 @@ def _regained(was: OpCost, now: OpCost) -> str:
 
 
 def _rounder(pairs: Sequence[tuple[OpCost, OpCost]]) -> str | None:
-    """Returns a text on a side of a GEMM that has become a multiple of _ROUND; None without one.
+    """Describes a GEMM's side that has become a multiple of 128; None if there is none.
 
-    pairs: op of the given shape and the same op of the faster shape. The first pair, the forward
-        pass, is compared.
+    pairs: costs of the same op in the given and in the faster shape, one pair per pass. The first
+        pair, the forward pass, is compared.
     """
     was_run, now_run = pairs[0]
     first = was_run.op.workload
@@ -380,12 +386,11 @@ def _rounder(pairs: Sequence[tuple[OpCost, OpCost]]) -> str | None:
 
 
 def _fuller(was: OpCost, now: OpCost) -> str | None:
-    """Returns a text on tiles and waves that have become fuller.
+    """Describes an increase of a GEMM's tile and wave efficiency.
 
-    The result is None if the efficiency of tiles and waves is unknown, or rises by less than
-    _FULLER.
+    The result is None if the efficiency is unknown, or rises by less than 0.02.
 
-    was, now: op of the given shape, and op of the faster shape.
+    was, now: costs of the op in the given shape and in the faster shape.
     """
     before = was.quantization
     after = now.quantization
@@ -399,4 +404,5 @@ def _fuller(was: OpCost, now: OpCost) -> str | None:
 
 
 def _tflops(costs: Sequence[OpCost]) -> float:
+    """Returns the mean TFLOP/s over several ops."""
     return total_flops(costs) / total_us(costs) / 1e6

@@ -1,7 +1,8 @@
-"""Predicts each op's time in a transformer shape on one GPU, and the time lost by crossing edges.
+"""Predicts a transformer shape's time on one GPU op by op, and the time lost past edges.
 
-The module also gives the intervals of ratios of times, which account for the errors that the ops of
-two sums share.
+An edge is a size past which an op becomes less efficient. `cost_of` returns the cost of a shape.
+`ratio_factor` gives the interval of a ratio of two sums of op times, such as the gain of one shape
+over another. Errors that both sums share cancel in the ratio and do not widen the interval.
 """
 
 from collections import defaultdict
@@ -20,26 +21,33 @@ from quantbench.quantization import Quantization, credible_waves
 from quantbench.workload import Gemm, Op, TransformerShape
 from quantbench.workload.kinds import Compute
 
-# Smallest waste, as a fraction of an op's time, that is reported. No model resolves a smaller one.
+# Smallest waste that is reported, as a fraction of the op's time. Latency models do not resolve
+# smaller fractions.
 _WORTH_SAYING = 0.01
-# Smallest fraction of a shape's time, wasted by misaligned rows, for which the advice is not to
-# keep the shape.
+# Smallest fraction of a shape's time that misaligned rows must waste before the advice is to change
+# the shape.
 _MISALIGNED = 0.02
 _TRILLION = 1e12
-#: text that says what the times of a shape leave out
+#: note on what the times of a shape leave out
 LOWER_BOUND = "lower bound: no communication, norms, optimizer or stalls"
 _US_PER_HOUR = 3.6e9
 
 
 @dataclass(frozen=True)
 class EdgeWaste:
-    """An `Edge` that an op has crossed, and the time that one run loses by it, with its interval.
+    """An edge that an op has crossed, and the time that one run of the op wastes because of it.
 
-    The waste is the predicted time minus an ideal time. In general, the ideal time is that of the
-    same arithmetic at the rate (FLOP per µs) predicted just before the edge. For a softmax that
-    does not run fused, the ideal is the time of the fused kernel; for skew, it is the time of
-    balanced experts. The waste is at most `Edge.largest_share` of the predicted time: for tiles and
-    waves, the fraction of the device that becomes idle at the edge.
+    The waste is the predicted time minus an ideal time:
+
+    - for a softmax that does not run fused: the fused kernel's time
+    - for skewed experts: the balanced experts' time
+    - for other edges: the time of the same FLOPs at the rate predicted just before the edge
+
+    The waste is at most `Edge.largest_share` of the predicted time. For tiles and waves, this limit
+    is the fraction of the GPU that becomes idle at the edge.
+
+    waste_us: wasted time in µs.
+    low_us, high_us: 90 % interval of the wasted time in µs.
     """
 
     edge: Edge
@@ -52,12 +60,13 @@ class EdgeWaste:
 class OpCost:
     """Predicted cost of one op of a shape.
 
-    latency: time of one run.
+    op: the op, with the number of its runs per micro-batch.
+    latency: predicted time of one run.
     launch: predicted kernel launch; None if it is unknown.
-    quantization: tiles and waves of a GEMM; None for other ops, or if `credible_waves` returns
-        None.
-    findings: crossed edges that waste 1 % or more of the time, worst first. The wastes overlap, so
-        only the first one counts in `waste_us`.
+    quantization: tiles and waves of a GEMM; None for other ops, and if the waves are unknown or
+        contradict the predicted rate (see `credible_waves`).
+    findings: crossed edges that waste at least 1 % of the time, worst first. Their wastes overlap,
+        so `waste_us` counts only the first edge.
     """
 
     op: Op
@@ -68,28 +77,30 @@ class OpCost:
 
     @property
     def total_us(self) -> float:
-        """Time in µs of all runs of this op in a micro-batch."""
+        """Predicted time in µs of all runs of the op in a micro-batch."""
         return self.latency.latency_us * self.op.count
 
     @property
     def waste_us(self) -> float:
-        """Time in µs that this op wastes over all its runs in a micro-batch."""
+        """Wasted time in µs of all runs of the op in a micro-batch."""
         return self.findings[0].waste_us * self.op.count if self.findings else 0.0
 
     @property
     def edges(self) -> list[Edge]:
+        """Crossed edges that waste at least 1 % of the time, worst first."""
         return [finding.edge for finding in self.findings]
 
 
 @dataclass(frozen=True)
 class ShapeCost:
-    """Cost of all GEMM, softmax and attention ops of a shape, per micro-batch on one GPU.
+    """Predicted cost of a shape's ops per micro-batch, on one GPU.
 
-    The cost covers forward and backward pass, or only the forward pass for a shape with experts.
-    Norms, activations, communication, the optimizer and recomputation are not counted.
+    The ops are those with latency models (`TransformerShape.modelled_ops`): forward and backward
+    ops, but only forward ops for a shape with experts. Norms, activation functions, communication,
+    the optimizer and recomputation are not counted.
 
     latency: total time of the ops, with its 90 % interval.
-    waste_low_us, waste_high_us: 90 % interval of the wasted time.
+    waste_low_us, waste_high_us: 90 % interval of the wasted time in µs.
     """
 
     shape: TransformerShape
@@ -100,7 +111,7 @@ class ShapeCost:
 
     @property
     def waste_us(self) -> float:
-        """Time in µs that is wasted past edges in a micro-batch."""
+        """Time in µs that all ops together waste in a micro-batch."""
         return total_waste_us(self.ops)
 
     @property
@@ -110,9 +121,9 @@ class ShapeCost:
 
     @property
     def misaligned(self) -> list[OpCost]:
-        """Ops whose worst edge is misaligned rows, worst first.
+        """Ops whose most wasteful edge is misaligned rows, worst first.
 
-        The list is empty if these ops waste less than 2 % of the shape's time.
+        The list is empty if these ops together waste less than 2 % of the shape's time.
         """
         found = [op for op in self.ops if op.findings and op.findings[0].edge.kind == "alignment"]
         if total_waste_us(found) < _MISALIGNED * self.latency.latency_us:
@@ -126,20 +137,22 @@ class ShapeCost:
 
     @property
     def edges(self) -> list[Edge]:
+        """Crossed edges of all ops."""
         return list(chain.from_iterable(op.edges for op in self.ops))
 
     def gpu_hours_per_trillion_tokens(self, us: float) -> float:
-        """Converts a time per micro-batch on each of the tp GPUs to GPU-hours per 1e12 tokens.
+        """Converts a time per micro-batch to GPU-hours per 1e12 tokens.
 
-        us: time in µs.
+        us: time in µs that each of the tp GPUs takes for one micro-batch.
         """
         return us * self.shape.tp / self.shape.tokens * _TRILLION / _US_PER_HOUR
 
     @cached_property
     def by_name(self) -> dict[str, tuple[OpCost, ...]]:
-        """Ops by name (qkv, proj, …), forward before backward.
+        """Ops grouped by name (qkv, proj, …), with forward ops before backward ops.
 
-        Names are ordered by wasted time and then by total time, largest first.
+        Names with the most wasted time come first. Equal waste is ordered by total time, largest
+        first.
         """
         named: dict[str, tuple[OpCost, ...]] = defaultdict(tuple)
         for cost in self.ops:
@@ -152,19 +165,22 @@ class ShapeCost:
 
 
 def total_us(costs: Iterable[OpCost]) -> float:
+    """Returns the predicted time of several ops per micro-batch, in µs."""
     return sum(cost.total_us for cost in costs)
 
 
 def total_waste_us(costs: Iterable[OpCost]) -> float:
+    """Returns the wasted time of several ops per micro-batch, in µs."""
     return sum(cost.waste_us for cost in costs)
 
 
 def total_flops(costs: Iterable[OpCost]) -> int:
+    """Returns the FLOPs of several ops per micro-batch."""
     return sum(cost.op.workload.flops * cost.op.count for cost in costs)
 
 
 def cost_of(shape: TransformerShape, times: RememberedTimes) -> ShapeCost:
-    """Predicts the time and the waste of every op of a shape (`TransformerShape.modelled_ops`)."""
+    """Predicts the time and the waste of a shape's ops (`TransformerShape.modelled_ops`)."""
     ops = shape.modelled_ops()
     times.ask(op.workload for op in ops)
     found: dict[Op, list[Edge]] = {op: [] for op in ops}
@@ -172,7 +188,7 @@ def cost_of(shape: TransformerShape, times: RememberedTimes) -> ShapeCost:
     for op, past in found.items():
         share = _peak_share(op.workload, times)
         for edge in edges(op, times.device, times.launch(op.workload), share):
-            # A missing fused kernel is waste only if Megatron is used.
+            # A softmax that does not run fused is waste only with Megatron's softmax.
             if times.softmax == "megatron" or edge.kind != "fused softmax":
                 past.append(edge)
                 before.append(edge.before)
@@ -184,21 +200,24 @@ def cost_of(shape: TransformerShape, times: RememberedTimes) -> ShapeCost:
 
 
 def _latency_of(costs: Iterable[OpCost]) -> Estimate:
-    """Returns the total time of several ops, with the interval from `op_times.total`."""
+    """Returns the total time of several ops per micro-batch, with its 90 % interval."""
     summed = total([OpEstimate(c.op, c.latency) for c in costs], CORRELATION)
     return Estimate(summed.latency_us, summed.low_us, summed.high_us)
 
 
 def latency_per_run(costs: Sequence[OpCost]) -> Estimate:
-    """Returns the time to run each of these ops once, with its interval.
+    """Returns the time to run each of several ops once, with its 90 % interval.
 
-    costs: ops that run equally often.
+    costs: costs of ops that run equally often per micro-batch.
     """
     return _latency_of(costs).scaled(1 / costs[0].op.count)
 
 
 def _cost(op: Op, past: Iterable[Edge], times: RememberedTimes) -> OpCost:
-    """Returns the cost of an op that has crossed the edges in `past`."""
+    """Predicts the cost of one op.
+
+    past: edges that the op has crossed.
+    """
     work = op.workload
     launch = times.launch(work)
     waves = None
@@ -210,19 +229,20 @@ def _cost(op: Op, past: Iterable[Edge], times: RememberedTimes) -> OpCost:
 
 
 def _peak_share(work: Compute, times: RememberedTimes) -> float | None:
+    """Returns a workload's predicted rate as a fraction of the GPU's peak; None if unknown."""
     return peak_share(work, times.estimate(work).latency_us, times.device)
 
 
 def _findings(op: Op, past: Iterable[Edge], times: RememberedTimes) -> tuple[EdgeWaste, ...]:
-    """Returns the waste of each edge in `past` that wastes enough to be reported, worst first.
+    """Returns the crossed edges that waste at least 1 % of an op's time, worst first.
 
-    past: edges that the op has crossed.
+    past: all edges that the op has crossed.
     """
     now = times.estimate(op.workload)
     found = []
     for edge in past:
-        # The ideal is the time of the op's arithmetic at the rate just before the edge. Balanced
-        # experts already do the same arithmetic.
+        # The ideal is the time of the op's FLOPs at the rate just before the edge. Balanced experts
+        # have the same FLOPs, so their time needs no scaling.
         ideal = times.fused(edge.before)
         if edge.kind != "skew":
             ideal = ideal.scaled(op.workload.flops / edge.before.flops)
@@ -230,8 +250,8 @@ def _findings(op: Op, past: Iterable[Edge], times: RememberedTimes) -> tuple[Edg
         if share < _WORTH_SAYING:
             continue
         if edge.before == op.workload:
-            # Both times are of the same workload, so `ratio_factor` would see no error. The factor
-            # is taken from the interval of the unfused time instead.
+            # The softmax has the same workload with and without fusion, so all errors would cancel
+            # in `ratio_factor`. The factor comes from the interval of the unfused time instead.
             factor = sqrt(now.high_us / now.low_us)
         else:
             shares = {op.workload: (1.0, now)}
@@ -240,18 +260,19 @@ def _findings(op: Op, past: Iterable[Edge], times: RememberedTimes) -> tuple[Edg
         high = min(edge.largest_share, _wasted_if_slower(share, 1 / factor))
         us = now.latency_us
         found.append(EdgeWaste(edge, share * us, low * us, high * us))
-    # Edges that cost the same except for rounding keep the order of `edges`.
+    # Rounding keeps edges with nearly equal waste in the order of `edges`.
     return tuple(sorted(found, key=lambda f: -float(f"{f.waste_us:.6g}")))
 
 
 def _waste_interval(
     costs: Iterable[OpCost], whole_us: float, wasted_us: float, times: RememberedTimes
 ) -> tuple[float, float]:
-    """Returns the 90 % interval of the wasted time in µs.
+    """Returns the 90 % interval of the wasted time, as (low, high) in µs.
 
-    The interval follows from that of the ratio of the time without waste to the whole time.
+    It follows from the interval of a ratio: the time without waste over the whole time.
 
-    whole_us, wasted_us: total and wasted time of the ops.
+    whole_us: total time of the ops in µs.
+    wasted_us: wasted time of the ops in µs.
     """
     if not wasted_us:
         return 0.0, 0.0
@@ -275,49 +296,60 @@ def _waste_interval(
 def _add(
     parts: dict[Compute, tuple[float, Estimate]], work: Compute, share: float, latency: Estimate
 ) -> None:
-    """Adds `share` to the fraction of a sum of times that a workload takes."""
+    """Adds `share` to a workload's fraction of a sum of times.
+
+    parts: fractions and estimated times, by workload (see `Shares`).
+    """
     parts[work] = (parts.get(work, (0.0, latency))[0] + share, latency)
 
 
 def _wasted_if_slower(share: float, factor: float) -> float:
-    """Returns the wasted fraction of the time if the rest takes `factor` times its estimate.
+    """Returns the wasted fraction of the time if the ideal time is `factor` times its estimate.
 
-    share: estimated wasted fraction, 0 to 1.
+    The result is at least 0.
+
+    share: estimated wasted fraction of the time, 0 to 1.
     """
     return max(0.0, 1 - (1 - share) * factor)
 
 
 # --- intervals of ratios ---
 #
-# Each op's log error has a half-width, which comes from its own interval. Times of ops of one kind
-# (GEMM, softmax, attention) come from one model and share a part of their errors. In a ratio of two
-# sums of times, this shared part cancels to the extent that ops of that kind take the same fraction
-# of both sums. The error of a workload cancels completely if it takes the same fraction of both.
-# The ratio of a shape's time to itself is therefore 1 ± 0, and the interval is narrow for shapes
-# that differ in few ops.
+# A ratio compares two sums of op times. The interval of each op's time gives the half-width of its
+# log error. A workload's error cancels in the ratio if the workload takes the same fraction of both
+# sums. The ratio of a shape's time to itself is therefore 1 ± 0, and the interval is narrow for two
+# shapes that differ in few ops.
 #
-# The shared part was tested on five public tables (A100, H100, H200, B200, L40S; rows that the
-# shipped models were not fitted to, with sides of at least 1024), as ratios of four GEMMs to four
-# neighbouring GEMMs. The errors of a fitted model share no part, because the model is right on
-# average. The intervals of a fitted model are too narrow for these GEMMs by a factor of up to
-# WIDER. On a GPU without measurements, the ops share the larger part of the error.
+# Ops of one kind (GEMM, softmax, attention) are predicted by one model, so they may also have an
+# error in common. The common error cancels to the extent that ops of this kind take the same
+# fraction of both sums.
+#
+# The common error was tested with ratios of four GEMMs to four neighbouring GEMMs in five public
+# tables (A100, H100, H200, B200, L40S). The tested rows have sides of at least 1024, and the
+# shipped models were not fitted to them. A model that was fitted to the GPU is right on average,
+# and its errors have nothing in common. Its intervals are too narrow for these ratios, by a factor
+# of up to WIDER. On a GPU without measurements, most of the error is common.
 
-#: Factor on the half-widths of intervals of ratios. With 1.3, the intervals contain 99, 93, 92, 92
-#: and 90 % of the ratios in those tables.
+#: Factor that widens the intervals of ratios. With 1.3, the intervals contain 99, 93, 92, 92 and
+#: 90 % of the ratios in the five tables.
 WIDER = 1.3
 
-#: Maps a workload to the fraction of a sum of times that it takes, 0 to 1, and its estimated time.
+#: For each workload in a sum of times: its fraction of the sum, 0 to 1, and its estimated time.
 Shares = Mapping[Compute, tuple[float, Estimate]]
 
 
 def ratio_factor(
     above: Shares, below: Shares, common: float = 0.0, *, wider: float = WIDER
 ) -> float:
-    """Returns f such that the 90 % interval of a ratio r of two sums of times is r / f to r · f.
+    """Returns the factor f that gives the 90 % interval of a ratio of two sums of times.
 
-    above, below: fractions of the numerator and of the denominator, by workload.
-    common: fraction of the error variance that ops of one kind share, 0 to 1.
-    wider: factor on the intervals of the times.
+    The interval of a ratio r is from r / f to r · f.
+
+    above: workloads of the numerator.
+    below: workloads of the denominator.
+    common: fraction of the error variance that ops of one kind have in common, 0 to 1
+        (`OpTimes.common_error`).
+    wider: factor that widens the interval.
 
     >>> from quantbench.workload import Gemm
     >>> work = Gemm(m=4096, n=4096, k=4096)

@@ -1,8 +1,9 @@
-"""Finds the efficiency edges that an op has just crossed.
+"""Finds the efficiency edges that an op has crossed: sizes past which it became less efficient.
 
-A size crosses an edge if it breaks 16-byte alignment, starts a new tile or wave, or violates the
-conditions of Megatron's fused softmax. Experts cross an edge if their rows do not fill tiles, or if
-some GPUs or experts get more rows than others.
+`edges` returns the edges of one op. A size crosses an edge if it breaks 16-byte alignment, starts a
+new tile or wave (a round of tiles over all SMs), or violates a condition of Megatron's fused
+softmax. Experts cross an edge if their rows do not fill whole tiles, or if some GPUs or experts get
+more rows than others.
 """
 
 from collections.abc import Iterator
@@ -31,26 +32,26 @@ from quantbench.workload import Attention, Gemm, MoE, Op, Softmax
 from quantbench.workload.dtypes import DTYPES
 from quantbench.workload.kinds import Compute
 
+#: kinds of edges
 KINDS = ("alignment", "fused softmax", "wave edge", "tile edge", "skew")
-# Rows of the tiles of grouped GEMMs. Kernels use a smaller tile for few rows per expert.
+# Heights in rows of the tiles that grouped GEMMs use. Kernels use a lower tile if experts have few
+# rows.
 _EXPERT_TILES = (16, 64, 128)
-#: Largest relative change of a size at which a wave edge is looked for. It equals
+#: Largest relative distance from a size to a wave edge below it. The value equals
 #: `analysis.neighbours.NEAR`, which is not imported because it needs scipy.
 NEAR = 0.10
 
 
 @dataclass(frozen=True)
 class Edge:
-    """Condition by which an op has become less efficient.
-
-    In contrast, `sweep.refine.Edge` is a measured jump.
+    """An edge that an op has crossed. (`sweep.refine.Edge` is different: a measured jump.)
 
     kind: one of KINDS.
     words: description of the edge.
-    before: workload just before the edge. For the fused softmax, this is the op's own workload; for
-        skew, it is the same experts with balanced rows.
-    largest_share: upper bound of the fraction of the op's time that the edge costs. The bound is
-        the idle fraction of the device for tiles and waves, and 1 for other edges.
+    before: the op's workload with the crossing size just before the edge. For the fused softmax, it
+        is the unchanged workload; for skew, it has balanced rows per expert.
+    largest_share: upper bound of the time that the edge wastes, as a fraction of the op's time. For
+        tiles and waves, it is the fraction of the GPU that becomes idle at the edge; otherwise 1.
     """
 
     kind: str
@@ -62,11 +63,12 @@ class Edge:
 def edges(
     op: Op, device: DeviceSpec, launch: Launch | None = None, peak_share: float | None = None
 ) -> tuple[Edge, ...]:
-    """Returns every edge that the op has crossed.
+    """Returns all edges that an op has crossed.
 
-    launch: kernel that runs the op; None for the device's assumed tile.
-    peak_share: predicted rate as a fraction of the peak. Tile and wave edges that would allow only
-        a lower rate are left out.
+    launch: launch of the kernel that runs the op; None to assume the device's usual tile.
+    peak_share: predicted rate as a fraction of the device's peak; None if it is unknown. Tile and
+        wave edges that contradict this rate are left out: a GEMM at 90 % of the peak cannot leave
+        20 % of the SMs idle.
     """
     work = op.workload
     if isinstance(work, Gemm):
@@ -85,9 +87,11 @@ def edges(
 
 
 def _unaligned(gemm: Gemm, names: dict[str, str]) -> Iterator[Edge]:
-    """Yields one edge for all misaligned sides, with the aligned sizes below them as `before`.
+    """Yields one alignment edge if any side of a GEMM is misaligned.
 
-    names: name of each side in the text of the edge.
+    Its `before` has each misaligned side rounded down to the next aligned size.
+
+    names: name of each side (m, n, k) to use in the description.
     """
     changes: dict[str, Any] = {}
     uneven: dict[str, None] = {}
@@ -107,13 +111,15 @@ def _tiles_and_waves(
     launch: Launch | None,
     peak_share: float | None,
 ) -> Iterator[Edge]:
-    """Yields the wave edges and the tile edges of m and n.
+    """Yields the wave edges and tile edges of a GEMM's m and n.
 
-    A side has a wave edge at the first multiple of the tile, going down from the size by at most
-    NEAR, at which the GEMM needs fewer waves. It has a tile edge at the nearest multiple below the
-    size if padding the size leaves part of the device idle, unless that multiple is the wave edge.
+    A side has a wave edge at the largest multiple of the tile below its size for which the GEMM
+    needs fewer waves. The multiple must be at most 10 % (NEAR) below the size. A side has a tile
+    edge at the largest multiple below its size if the size does not fill whole tiles, unless this
+    multiple is already the wave edge.
 
-    names, device, launch, peak_share: as in `_unaligned` and `edges`.
+    names: as in `_unaligned`.
+    device, launch, peak_share: as in `edges`.
     """
     used = tile_in_use(device, gemm.dtype, launch)
     tile = used.tile
@@ -143,11 +149,13 @@ def _tiles_and_waves(
 
 
 def _tile_edge(name: str, size: int, to: int, before: Compute, suffix: str = "") -> Edge:
-    """Returns the edge of a size that is padded.
+    """Returns the tile edge of a size that the kernel pads.
 
-    name, size: name and value of the size.
-    to: value that it is padded to.
+    name: name of the size.
+    size: value of the size.
+    to: padded value.
     before: workload just before the edge.
+    suffix: text to append to the description.
     """
     idle = 1 - size / to
     words = f"{padding_words(name, size, to)}: {percent(idle)} idle{suffix}"
@@ -155,7 +163,7 @@ def _tile_edge(name: str, size: int, to: int, before: Compute, suffix: str = "")
 
 
 def _of_experts(work: MoE) -> Iterator[Edge]:
-    """Yields the edges of experts: skewed loads, and rows of an expert that do not fill tiles."""
+    """Yields the edges of experts: skewed rows, and rows that do not fill whole tiles."""
     balanced = replace(work, distribution="balanced")
     if work.skew > 1 and work.distribution != "balanced":
         words = f"the busiest of {work.ep} GPUs has {work.skew:.2f} times the rows of the mean"
@@ -176,7 +184,7 @@ def _of_experts(work: MoE) -> Iterator[Edge]:
 
 
 def _of_attention(work: Attention) -> Iterator[Edge]:
-    """Yields the edges of head_dim: misaligned rows, and padding to a width of the kernel."""
+    """Yields the edges of attention's head_dim: misaligned rows, and padding by the kernel."""
     step = VECTOR_BYTES // DTYPES[work.dtype].element_bytes
     width = work.head_dim
     if width % step:
@@ -194,6 +202,6 @@ def _of_attention(work: Attention) -> Iterator[Edge]:
 
 
 def _padded(work: Attention) -> int:
-    """Returns head_dim as the attention kernel pads it; unchanged if the padding is unknown."""
+    """Returns head_dim after the attention kernel's padding."""
     found = padded(work)
     return work.head_dim if found is None else found[2]

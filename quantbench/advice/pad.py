@@ -1,8 +1,9 @@
-"""Decides whether padding a GEMM saves time, given the copies and the memory that padding costs.
+"""Decides whether to pad a GEMM, by the time that padding saves and the time that it costs.
 
-Weights (n and k) are padded once, when the model is built. Tokens (m) are copied into a larger
-tensor in every call. Padded rows and columns compute nothing useful, so times are compared for the
-same useful work.
+`padding_verdict` compares the GEMM with padded sizes. Weights (n and k) are padded once, when the
+model is built. Tokens (m) are padded in every call by a copy into a larger tensor, and the copy's
+time counts against padding. Padded rows and columns do no useful work. The times of both GEMMs are
+therefore compared, not their TFLOP/s.
 """
 
 from collections import defaultdict
@@ -23,25 +24,27 @@ from quantbench.quantization import cdiv
 from quantbench.workload import Gemm
 from quantbench.workload.dtypes import DTYPES
 
+#: sides of a GEMM that can be padded
 SIDES = ("m", "n", "k")
-#: Smallest expected saving, as a fraction of the time, for which padding is advised. The saving of
-#: one pair of shapes differs by this much between two measurements (docs/padding.md, "differs by":
-#: median over the tables).
+#: Smallest saving, as a fraction of the time, for which padding is advised. Two measurements of the
+#: same saving differ by this much (docs/padding.md, "differs by", median over the tables).
 NOISE = 0.02
-# Options whose savings, as fractions of the time, differ by less than this count as equal.
+# Largest difference between two savings, as fractions of the time, that counts as no difference.
 _ALIKE = 0.005
-# A size is padded to the next multiple of each of these numbers.
+# Multiples to which sizes are padded: the next multiple of each number is tried.
 _STEPS = (8, 16, 32, 64, 128, 256)
-# A size that is a multiple of this fills the tiles of every kernel in common use.
+# Multiple that fills whole tiles of all kernels in common use.
 _ROUND = 128
 
 
 @dataclass(frozen=True)
 class Change:
-    """A side of a GEMM and the size that it is padded to.
+    """One padded side of a GEMM.
 
     dimension: m, n or k.
-    at_run_time: whether a tensor is copied in every call.
+    size: size without padding.
+    to: padded size.
+    at_run_time: True if padding needs a copy in every call, False if weights are padded once.
     """
 
     dimension: str
@@ -52,15 +55,19 @@ class Change:
 
 @dataclass(frozen=True)
 class Padding:
-    """One way to pad a GEMM, compared with the GEMM as it is.
+    """One way to pad a GEMM, compared with the GEMM without padding.
 
-    now, then: time without and with padding; `then` does not include the copy.
-    copy_bytes, copy_us: bytes that the copy moves in every call, and its time.
-    more_bytes: additional memory of the padded tensors.
-    saving, low, high: fraction of `now` that padding saves, with its 90 % interval. The time of the
-        copy counts against the saving, which is negative if padding costs time.
+    changes: padded sides.
+    now: time without padding.
+    then: time with padding, without the copy.
+    copy_bytes: bytes that the copy reads and writes in every call; 0 without a copy.
+    copy_us: time of the copy in µs.
+    more_bytes: additional memory of the padded tensors, in bytes.
+    saving: fraction of `now` that padding saves, after the time of the copy; negative if padding
+        costs time.
+    low, high: 90 % interval of the saving.
     crashes: number of broken rules that make the library crash on the padded sizes.
-    repairs: whether fewer such rules are broken than without padding.
+    repairs: whether padding reduces the number of broken rules that make the library crash.
     """
 
     changes: tuple[Change, ...]
@@ -82,28 +89,30 @@ class Padding:
 
     @property
     def worth(self) -> bool:
-        """Whether padding is expected to save more than measured times scatter."""
+        """Whether the expected saving is at least the noise of measurements (NOISE)."""
         return self.saving >= NOISE
 
     @property
     def sure(self) -> bool:
-        """Whether padding is worth it and the 90 % interval of the saving lies above 0."""
+        """Whether padding is worth it, and the saving's whole 90 % interval is above 0."""
         return self.worth and self.low > 0
 
     @property
     def saving_us(self) -> float:
+        """Time in µs that padding saves per call."""
         return self.saving * self.now.latency_us
 
 
 @dataclass(frozen=True)
 class PaddingVerdict:
-    """Whether to pad a GEMM, and how.
+    """Whether to pad a GEMM, and to which sizes.
 
+    library: library whose kernels run.
     now: time without padding.
-    options: the fastest way for each side alone, and for all sides together if that differs.
-        Options that avoid the most crashes come first, and then options that save the most.
-    broken: rules of number formats and libraries that the GEMM breaks.
-    note: source of the times.
+    options: best way to pad each side alone, and best way overall. Options with the fewest crashes
+        come first, then those with the largest saving.
+    broken: rules of number formats and libraries that the GEMM breaks without padding.
+    note: sources of the predicted times.
     """
 
     gemm: Gemm
@@ -116,12 +125,12 @@ class PaddingVerdict:
 
     @property
     def advised(self) -> tuple[Padding, ...]:
-        """Options that are worth it, or that avoid a crash of the library."""
+        """Options that save enough time to be worth it, or that avoid a crash of the library."""
         return tuple(one for one in self.options if one.worth or one.repairs)
 
     @property
     def best(self) -> Padding | None:
-        """First of the advised options; None if nothing should be padded."""
+        """The first advised option; None if nothing should be padded."""
         return next(iter(self.advised), None)
 
 
@@ -131,9 +140,9 @@ def padding_verdict(
     """Decides whether to pad a GEMM a[m, k] · b[k, n].
 
     library: library whose kernels run; "" for the GPU's default (`libraries.default_library`).
-    times: source of times; None for the models of the device and library.
+    times: op times on the device; None for the latency models of the device and library.
 
-    Raises InputError for an unknown library, and for a dtype without a peak on the device.
+    Raises InputError for an unknown library, and for a dtype without a peak rate on the device.
 
     >>> from quantbench.device import lookup
     >>> verdict = padding_verdict(Gemm(4096, 50257, 1600, layout="nt"), lookup("a100-sxm4-80gb"))
@@ -159,15 +168,15 @@ def padding_verdict(
 
 
 def compare(gemm: Gemm, padded: Gemm, now: Estimate, then: Estimate, times: OpTimes) -> Padding:
-    """Compares the times without and with padding.
+    """Compares the predicted times of a GEMM without and with padding.
 
-    The interval is that of a ratio of two times, each with its own interval. The errors of the two
-    times are independent except for the common error of `times`: they come from measurement noise
-    and from the choice of kernel, which a shape and its padded shape do not share. Padding m costs
-    a copy of a in every call. The k of the copied tensor is padded beforehand.
+    If m is padded, the time of copying a in every call is added. The copied a is assumed to have
+    the padded k already. The saving's interval follows from the ratio of the two times. Except for
+    the common error of `times`, their errors count as independent: errors come from measurement
+    noise and from the choice of kernel, which the two GEMMs do not share.
 
     now, then: times of `gemm` and of `padded`.
-    times: source of the times, for its device and its common error.
+    times: source of the times, which provides the device and the common error.
     """
     changes = []
     for side in SIDES:
@@ -199,7 +208,7 @@ def compare(gemm: Gemm, padded: Gemm, now: Estimate, then: Estimate, times: OpTi
 
 
 def _padded_sizes(size: int) -> list[int]:
-    """Returns the size itself and the next multiples of `_STEPS` above it."""
+    """Returns the size itself, and the next larger multiple of each number in `_STEPS`."""
     sizes = [size]
     for step in _STEPS:
         to = cdiv(size, step) * step
@@ -209,14 +218,14 @@ def _padded_sizes(size: int) -> list[int]:
 
 
 def _crashes(broken: Iterable[Broken]) -> int:
-    """Returns how many of the broken rules make the library crash."""
+    """Returns the number of broken rules that make the library crash."""
     return sum(one.rule.effect == "crashes" for one in broken)
 
 
 def _shown(options: Sequence[Padding]) -> tuple[Padding, ...]:
-    """Returns the fastest option for each side alone and for all sides, best first.
+    """Returns the best option for each side alone and the best option overall, each once.
 
-    An option that is the fastest in several of these groups is listed once.
+    Options with the fewest crashes come first, then those with the largest saving.
     """
     groups: dict[str, list[Padding]] = defaultdict(list)
     for option in options:
@@ -231,16 +240,17 @@ def _shown(options: Sequence[Padding]) -> tuple[Padding, ...]:
 def _fastest(options: Sequence[Padding]) -> Padding:
     """Returns the option with the fewest crashes and nearly the largest saving.
 
-    Options with this number of crashes count as equal if their saving is within `_ALIKE` of the
-    largest. Of these, the option that changes the fewest sides is returned, and of several such
-    options the one whose least round size is roundest, because kernels differ in the alignment that
-    they need beyond 16 bytes.
+    Among options with the fewest crashes, savings within `_ALIKE` of the largest count as equal.
+    Of equal options, the one that pads the fewest sides is chosen. A further tie goes to the option
+    whose padded sizes are all divisible by the largest power of two, because kernels differ in the
+    alignment that they need beyond 16 bytes.
     """
     best = min(options, key=lambda one: (one.crashes, -one.saving))
     least = best.saving - _ALIKE
 
     def rank(one: Padding) -> tuple[int, int, float]:
-        # The roundness of a size is the largest power of two, up to _ROUND, that divides it.
+        # Roundness of a padded size: the largest power of two, up to 128, that divides the size.
+        # For an option, its least round size counts.
         roundness = [min(_ROUND, change.to & -change.to) for change in one.changes]
         return len(one.changes), -min(roundness), -one.saving
 

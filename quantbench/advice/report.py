@@ -1,4 +1,4 @@
-"""Converts advice on a shape to JSON, and to a list of shapes that a sweep can measure."""
+"""Converts advice on a shape to JSON, and to named shapes for `sweep --shapes` to measure."""
 
 from itertools import chain
 from typing import Any
@@ -11,9 +11,9 @@ from quantbench.sweep.shape_file import Gain, NamedShape
 
 
 def advice_to_json(advice: Advice) -> dict[str, Any]:
-    """Converts the whole advice to a JSON object for `--json`.
+    """Converts advice to a JSON object, as `advise --json` prints it.
 
-    The ops that waste the most time come first.
+    Ops with the most wasted time come first.
     """
     return {
         "device": advice.device.name,
@@ -36,9 +36,9 @@ def advice_to_json(advice: Advice) -> dict[str, Any]:
 
 
 def named_shapes(advice: Advice) -> tuple[NamedShape, ...]:
-    """Returns the given shape, and all other shapes of the advice with their predicted gains.
+    """Returns the given shape and all other shapes of the advice, for `sweep --shapes`.
 
-    `sweep --shapes` measures these shapes.
+    The other shapes have their predicted gains over the given shape.
     """
     named = [NamedShape("the shape as it is", advice.shape)]
     for one in advice.compared:
@@ -49,7 +49,7 @@ def named_shapes(advice: Advice) -> tuple[NamedShape, ...]:
 
 
 def _totals(cost: ShapeCost) -> dict[str, Any]:
-    """Returns the time and the waste of a shape as JSON, per micro-batch and per 1e12 tokens."""
+    """Returns a shape's time and waste as JSON values, per micro-batch and per 1e12 tokens."""
     hours = cost.gpu_hours_per_trillion_tokens
     return {
         **_latency(cost.latency),
@@ -65,11 +65,15 @@ def _totals(cost: ShapeCost) -> dict[str, Any]:
 
 
 def _latency(latency: Estimate) -> dict[str, float]:
+    """Returns a time in µs as JSON values, with its 90 % interval."""
     return {"latency_us": latency.latency_us, "low_us": latency.low_us, "high_us": latency.high_us}
 
 
 def _op_to_json(cost: OpCost, whole: ShapeCost) -> dict[str, Any]:
-    """Returns the cost of an op as JSON, with its fraction (`share`) of the whole shape's time."""
+    """Returns an op's cost as JSON values.
+
+    whole: cost of the whole shape. The value `share` is the op's fraction of the shape's time.
+    """
     return {
         "op": cost.op.label,
         "workload": encode(cost.op.workload),
@@ -95,7 +99,7 @@ def _op_to_json(cost: OpCost, whole: ShapeCost) -> dict[str, Any]:
 
 
 def _advised_to_json(advised: Advised) -> dict[str, Any]:
-    """Returns a shape as JSON, with its predicted gain and its cost."""
+    """Returns a compared shape as JSON values, with its predicted gain and cost."""
     found = advised.found
     return {
         "changes": advised.changes,

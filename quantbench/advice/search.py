@@ -1,8 +1,8 @@
-"""Finds the transformer shapes near a given shape that have the least predicted time.
+"""Searches the transformer shapes near a given shape for those that are predicted to be fastest.
 
-Times are per token and parameter, so that a smaller model does not win only by its size. Attention
-between all pairs of tokens has no parameters, so it adds to the time and not to the parameters by
-which the time is divided.
+`Search` predicts all times at the start, and returns the best shapes in several selections. Times
+are divided by the numbers of tokens and parameters, so a smaller model does not win only by its
+size. Attention scores have no parameters, so they add to the time but not to the divisor.
 """
 
 from collections import defaultdict
@@ -18,13 +18,13 @@ from quantbench.workload import Op, TransformerShape
 from quantbench.workload.kinds import Compute
 from quantbench.workload.parameters import useful_parameters
 
-#: Shapes whose times differ by a smaller fraction than this count as equally fast, because no model
-#: of this package resolves smaller differences.
+#: Largest relative difference between two predicted times that count as equally fast. The latency
+#: models do not resolve smaller differences.
 AS_GOOD = 0.01
-#: smallest gain of a neighbour that is returned
+#: smallest gain for which a shape is returned
 WORTH_MOVING = 0.005
-#: Number of 16-bit elements in a cache line of 128 bytes. Aligning a head's rows to more has no
-#: effect.
+#: Number of 16-bit elements in a cache line of 128 bytes. Alignment of head_dim beyond a cache line
+#: has no effect.
 LINE_ELEMENTS = 64
 
 
@@ -32,18 +32,19 @@ LINE_ELEMENTS = 64
 class Neighbour:
     """A shape near the given shape, and its predicted gain.
 
-    gain: relative increase of tokens per second at equal parameters (0.03 means 3 % more).
-    low, high: 90 % interval of the gain. Attention is predicted over all tokens even if the shapes
-        have a sliding window. The interval then contains both the gain with this attention and the
-        gain without the time of attention.
-    parameters: number of parameters without padding of the vocabulary.
-    parameters_change: relative change of the number of parameters from the given shape.
-    move: largest relative change among hidden, ffn and layers.
-    nearest: whether, among the shapes that `Search.best` ranks together, no shape with a smaller
-        move gains as much.
+    gain: relative increase of tokens per second for an equal number of parameters (0.03 means 3 %
+        more).
+    low, high: 90 % interval of the gain. For shapes with a sliding window, the model predicts
+        attention over all tokens. The interval then covers two extremes: the full time of this
+        attention, and no time for attention.
+    parameters: number of parameters, without padding of the vocabulary.
+    parameters_change: relative difference from the given shape's number of parameters.
+    move: largest relative difference from the given shape in hidden, ffn or layers.
+    nearest: whether no shape with a smaller move gains as much. Surely faster shapes are compared
+        only with each other, and so are the remaining shapes (see `Search.best`).
     reasons: why the shape is faster, largest saving first.
-    exchanges_more: whether the shape has a larger tensor- or expert-parallel degree than the given
-        shape. The time of the added communication is not counted.
+    exchanges_more: whether the shape has a larger tp or ep than the given shape. The time of the
+        additional communication is not predicted.
     """
 
     shape: TransformerShape
@@ -59,15 +60,16 @@ class Neighbour:
 
     @property
     def sure(self) -> bool:
-        """Whether the shape is surely faster.
+        """Whether the shape is surely faster than the given shape.
 
-        The 90 % interval of the gain is above 0, and the shape adds no communication, which has no
-        model.
+        The gain's whole 90 % interval must be above 0, and the shape must add no communication,
+        because communication has no model here.
         """
         return self.low > 0 and not self.exchanges_more
 
     @property
     def gain_words(self) -> str:
+        """The gain and its interval as text, in percent."""
         gain, low, high = map(signed_percent, (self.gain, self.low, self.high))
         return f"{gain} ({low} to {high})"
 
@@ -76,10 +78,11 @@ class Neighbour:
 class _Timed:
     """A shape with its predicted time.
 
-    us: time in µs per token and parameter, summed over the tp GPUs.
-    shares: fraction of the time that each workload takes, and the estimate of the workload.
-    attention: fraction of the time that fused attention takes.
-    move: largest relative change, as in `Neighbour`.
+    us: time in GPU-µs per token and parameter, summed over the tp GPUs.
+    parameters: number of parameters, without padding of the vocabulary.
+    shares: for each workload, its fraction of the time and its estimate (see `cost.Shares`).
+    attention: fraction of the time that fused attention takes, 0 to 1.
+    move: as in `Neighbour`.
     """
 
     shape: TransformerShape
@@ -91,13 +94,13 @@ class _Timed:
 
 
 class Search:
-    """Search for the best shapes near a given shape, whose times are all predicted at the start.
+    """Search for the fastest shapes near a given shape. All times are predicted at the start.
 
-    base: given shape.
-    times: predicted times of single ops.
-    space: limits of the search; None to try no other shape.
-    runs: function that says whether a shape runs at all. Shapes that do not are left out if any
-        shape runs.
+    base: the given shape.
+    times: op times on one GPU.
+    space: limits of the shapes to try; None to try no other shapes.
+    runs: function that returns whether a shape runs without a crash. Shapes that crash are left
+        out, unless all shapes near the base crash.
     """
 
     def __init__(
@@ -126,9 +129,8 @@ class Search:
     def best(self, count: int) -> tuple[Neighbour, ...]:
         """Returns the best shape of each hidden size, at most `count` shapes in total.
 
-        Shapes that gain less than WORTH_MOVING are left out. Surely faster shapes come before all
-        others. Among the surely faster shapes, and among the others, those with `nearest` set come
-        first, and then faster shapes before slower ones.
+        Shapes that gain less than WORTH_MOVING are left out. The order has three criteria: surely
+        faster shapes first, then shapes with `nearest` set, then shapes with less time.
         """
         found: dict[bool, list[_Timed]] = {True: [], False: []}
         for group, timed in self._joint.items():
@@ -137,11 +139,11 @@ class Search:
         return (*self._ranked(found[True]), *self._ranked(found[False]))[:count]
 
     def alike(self, listed: Iterable[Neighbour] = ()) -> tuple[Neighbour, ...]:
-        """Returns the best shape with the base's number of heads, and the best with its head_dim.
+        """Returns the best shape with as many heads as the base, and the best with its head_dim.
 
-        A shape that gains less than WORTH_MOVING is left out.
+        Shapes that gain less than WORTH_MOVING are left out.
 
-        listed: shapes that are left out, because they are listed already.
+        listed: shapes to leave out, because the caller already lists them.
         """
         known = [one.shape for one in listed]
         found = []
@@ -159,9 +161,9 @@ class Search:
         return _worthwhile(found)
 
     def single(self) -> tuple[Neighbour, ...]:
-        """Returns the best change of each dimension alone, largest gain first.
+        """Returns the best shape for each single changed dimension, largest gain first.
 
-        Changes that gain less than WORTH_MOVING are left out.
+        Shapes that gain less than WORTH_MOVING are left out.
         """
         found = []
         for group, timed in self._single.items():
@@ -169,15 +171,20 @@ class Search:
         return _worthwhile(sorted(found, key=lambda one: -one.gain))
 
     def _surest(self, group: Group, timed: Sequence[_Timed]) -> _Timed:
-        """Returns the shape that `_preferred` selects among the surely faster shapes of `timed`.
+        """Returns the preferred shape (`_preferred`) among the surely faster shapes of a group.
 
-        If no shape is surely faster, `_preferred` selects among all of `timed`.
+        If no shape is surely faster, it is the preferred shape among all of them.
+
+        timed: shapes of the group.
         """
         sure = [one for one in timed if self._compared(one).sure]
         return _preferred(group, sure or timed)
 
     def _ranked(self, chosen: Sequence[_Timed]) -> tuple[Neighbour, ...]:
-        """Returns the shapes worth moving to, with `nearest` set, in the order of `best`."""
+        """Finds the nearest shapes, and returns all worthwhile shapes in the order of `best`.
+
+        chosen: best shapes of several groups, either all surely faster or none surely faster.
+        """
         nearest: set[TransformerShape] = set()
         record = float("inf")
         for timed in sorted(chosen, key=lambda one: (one.move, one.us)):
@@ -188,13 +195,16 @@ class Search:
         return _worthwhile(self._compared(one, nearest=one.shape in nearest) for one in ranked)
 
     def _compared(self, timed: _Timed, *, nearest: bool = False) -> Neighbour:
-        """Returns a shape with its gain over the base and the interval of the gain."""
+        """Compares a shape with the base: computes the gain and its interval.
+
+        nearest: value of `Neighbour.nearest`.
+        """
         base = self._base
         ratio = base.us / timed.us
         factor = ratio_factor(base.shares, timed.shares, self._times.common_error)
         ratios = [ratio]
-        # A window shortens attention by an unknown factor: the ratio of times without any attention
-        # is the other extreme.
+        # A sliding window shortens attention by an unknown factor. The interval therefore covers
+        # both extremes: the ratio of the full times, and that of the times without attention.
         if 0 < base.shape.sliding_window < base.shape.seq:
             ratios.append(ratio * (1 - base.attention) / (1 - timed.attention))
         return Neighbour(
@@ -213,10 +223,10 @@ class Search:
 def _time(
     shape: TransformerShape, ops: Iterable[Op], times: RememberedTimes, base: TransformerShape
 ) -> _Timed:
-    """Returns the predicted time of a shape, with what `Search` needs to compare it.
+    """Predicts the time of a shape.
 
-    ops: modelled ops of the shape.
-    base: given shape, from which `move` is measured.
+    ops: ops of the shape that have latency models.
+    base: the given shape, with which `move` compares the shape.
     """
     us_of: dict[Compute, float] = defaultdict(float)
     for op in ops:
@@ -247,11 +257,15 @@ def _worthwhile(found: Iterable[Neighbour]) -> tuple[Neighbour, ...]:
 
 
 def _preferred(group: Group, timed: Sequence[_Timed]) -> _Timed:
-    """Returns the preferred one of the shapes whose times are within AS_GOOD of the fastest.
+    """Selects one shape of a group among those that are about equally fast (within AS_GOOD).
 
-    If only the micro-batch changes, the shape with the smallest micro-batch is preferred, which
-    takes the least memory. If heads may change, the shape whose head rows are aligned best is
-    preferred, and the fastest of several such shapes. Otherwise, the fastest shape is preferred.
+    - If only the micro-batch size changes, the smallest one is selected, because it needs the least
+      memory.
+    - If the number of heads may change, the shape with the best aligned head_dim is selected, and
+      the fastest one among equally aligned shapes.
+    - Otherwise, the fastest shape is selected.
+
+    timed: shapes of the group.
     """
 
     def rank(one: _Timed) -> tuple[float, ...]:

@@ -1,7 +1,9 @@
-"""Lists the shapes near a given one, in groups from each of which a search keeps the best shape.
+"""Lists the transformer shapes near a given shape, for `advice.search` to compare.
 
-A group either has a new hidden size, with heads, MLP and depth to match, or changes a single
-dimension (with the sizes that must change with it, such as tp with ep).
+`shapes_near` returns the shapes in groups, and the search keeps the best shape of each group. The
+shapes of a group either have one hidden size, with heads, MLP and number of layers adapted to it,
+or differ from the given shape in a single dimension. Sizes that depend on the single dimension
+change with it, such as mbs with tp and ep.
 """
 
 from collections import defaultdict
@@ -19,7 +21,7 @@ from quantbench.workload import TransformerShape
 from quantbench.workload.dtypes import ALIGNED_ELEMENTS, DTYPES
 from quantbench.workload.parameters import layers_within, padded_vocab, parameters
 
-#: dimensions that `keep` may name
+#: dimensions that may change, and that `Space.keep` may name
 DIMENSIONS = (
     "hidden",
     "heads",
@@ -35,12 +37,13 @@ DIMENSIONS = (
     "tp",
     "ep",
 )
-#: Largest factor by which the width of experts may change, and largest degree of expert parallelism
-#: that is tried.
+#: largest factor by which the width of experts may change, up or down
 EXPERT_FACTOR = 4
+#: largest degree of expert parallelism (ep) that is tried if tp stays the same
 LARGEST_EP = 64
-#: head widths that attention kernels are tuned for
+# Values of head_dim for which attention kernels are tuned.
 _USUAL_HEAD_DIMS = (64, 128, 256)
+# Largest head_dim that a user may give.
 _WIDEST = 1024
 
 
@@ -48,13 +51,14 @@ _WIDEST = 1024
 class Space:
     """Limits of the shapes to try.
 
-    tolerance: largest relative difference between a shape's and the given shape's parameters.
-    near: largest relative change of hidden, or of the MLP width where that width changes alone.
-    hidden_step: step of hidden sizes, and of MLP widths per GPU. The exact sizes are also tried.
-    head_dims: head widths to try besides the shape's own.
-    heads: largest factor by which the number of heads may change.
+    tolerance: largest relative change of the number of parameters.
+    near: largest relative change of hidden, or of ffn if only ffn changes.
+    hidden_step: step between hidden sizes, and between MLP widths per GPU. The given hidden size
+        and the given ratio of ffn to hidden are also tried.
+    head_dims: values of head_dim to try in addition to the given one.
+    heads: largest factor by which the number of heads may change, up or down.
     keep: names from DIMENSIONS that must not change.
-    largest_mbs: largest micro-batch to try.
+    largest_mbs: largest micro-batch size to try.
     """
 
     tolerance: float = 0.05
@@ -77,7 +81,7 @@ class Space:
             require_choice("advise", "keep", name, DIMENSIONS)
 
     def words(self, base: TransformerShape) -> str:
-        """Returns a text that says which shapes near `base` are tried."""
+        """Describes which shapes near `base` are tried."""
         within = f"parameters within ±{percent(self.tolerance)}"
         widths = ", ".join(map(str, self.head_dims))
         if base.experts:
@@ -103,10 +107,11 @@ class Space:
 
 @dataclass(frozen=True)
 class Group:
-    """Shapes of which a search keeps one.
+    """Identifies a group of shapes, of which a search keeps the best one.
 
-    changed: dimension that changes alone, or "hidden" if other dimensions follow it.
-    hidden: hidden size of the group.
+    changed: name of the only dimension that changes (or "tp and ep"), or "hidden" if hidden and
+        other dimensions change jointly.
+    hidden: hidden size of the group's shapes.
     """
 
     changed: str
@@ -114,7 +119,7 @@ class Group:
 
     @property
     def joint(self) -> bool:
-        """Whether hidden, heads, MLP and layers may all differ."""
+        """Whether hidden, heads, ffn, vocab and layers may all change."""
         return self.changed == "hidden"
 
 
@@ -123,13 +128,12 @@ def shapes_near(
 ) -> dict[Group, list[TransformerShape]]:
     """Returns the shapes near `base` by group, without `base` itself.
 
-    Sizes that change jointly keep the micro-batch, and keep the vocabulary if its rows are 16-byte
-    aligned. The number of layers stays if hidden stays and the tolerance allows that. Otherwise, it
-    becomes the number with which the parameters come nearest to those of `base`. No micro-batch has
-    more rows than the models predict.
+    With another hidden size, the number of layers is adapted so that the number of parameters comes
+    nearest to the base's. With the same hidden size, the number of layers is adapted only if the
+    tolerance requires it. Single changes never adapt it. Shapes with more tokens per micro-batch
+    than the latency models accept are left out.
 
-    memory_bytes: memory of a GPU. The weights of a model with experts, spread over ep GPUs, must
-        take less.
+    memory_bytes: memory of a GPU. Shapes with experts are left out if a GPU's weights do not fit.
     """
     found: dict[Group, list[TransformerShape]] = defaultdict(list)
     for group, change in _changes(base, space):
@@ -144,14 +148,16 @@ def shapes_near(
 
 
 def weights_bytes(shape: TransformerShape) -> float:
-    """Returns the bytes of the weights on one of tp · ep GPUs."""
+    """Returns the bytes of a model's weights on one of tp · ep GPUs."""
     return shape.parameters_per_gpu * DTYPES[shape.dtype].b_bytes
 
 
 def least_ep(shape: TransformerShape, memory_bytes: float) -> int:
-    """Returns the smallest ep with which the weights of a GPU take less than its memory.
+    """Returns the smallest ep with which a GPU's weights fit in its memory; 0 if there is none.
 
-    ep is a divisor of the number of experts. The result is 0 if no ep suffices.
+    Only divisors of the number of experts are tried.
+
+    memory_bytes: memory of a GPU.
     """
     for ep in divisors(shape.experts):
         if weights_bytes(replace(shape, ep=ep)) < memory_bytes:
@@ -160,10 +166,10 @@ def least_ep(shape: TransformerShape, memory_bytes: float) -> int:
 
 
 def _changes(base: TransformerShape, space: Space) -> Iterator[tuple[Group, dict[str, Any]]]:
-    """Yields the group of each candidate, and its sizes that differ from `base`.
+    """Yields the candidates near `base`, as (group, values of the changed sizes by name).
 
-    The number of parameters is compared later (`_within_budget`). A shape with experts changes one
-    dimension at a time, because the experts have most of its parameters.
+    The numbers of layers and parameters are not considered yet (see `_within_budget`). For a base
+    with experts, only single dimensions change, because the experts have most of the parameters.
     """
     if not base.experts:
         for change in _jointly(base, space):
@@ -173,9 +179,9 @@ def _changes(base: TransformerShape, space: Space) -> Iterator[tuple[Group, dict
 
 
 def _jointly(base: TransformerShape, space: Space) -> Iterator[dict[str, Any]]:
-    """Yields the sizes of shapes whose hidden, ffn, vocab and heads may all differ from `base`.
+    """Yields candidates whose hidden, ffn and heads may all change, as values by size name.
 
-    The vocabulary is padded if the rows of a GPU are not 16-byte aligned.
+    The vocabulary is padded if its rows on one of tp GPUs are not 16-byte aligned.
     """
     step = space.hidden_step
     vocab = base.vocab
@@ -191,7 +197,7 @@ def _jointly(base: TransformerShape, space: Space) -> Iterator[dict[str, Any]]:
 
 
 def _one_by_one(base: TransformerShape, space: Space) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields the name of a dimension, and the sizes that change with it alone."""
+    """Yields candidates with a single changed dimension, as (dimension, values by size name)."""
     step = space.hidden_step * base.tp
     if not base.experts:
         for heads in _heads(base, base.hidden, space):
@@ -219,10 +225,11 @@ def _multiples(step: int, low: float, high: float) -> list[int]:
 
 
 def _experts(base: TransformerShape, space: Space) -> Iterator[dict[str, Any]]:
-    """Yields experts of other widths.
+    """Yields candidates with wider or narrower experts, as values by size name.
 
-    The number of experts changes so that the parameters stay nearly the same, and top_k so that the
-    arithmetic does. Measured routing is replaced by balanced routing.
+    The number of experts is adapted to keep the number of parameters nearly the same, and top_k is
+    adapted to keep the FLOPs nearly the same. A measured routing applies only to the experts of the
+    base, so balanced routing replaces it.
     """
     widest = EXPERT_FACTOR * base.moe_ffn
     routing = base.routing if isinstance(base.routing, str) else "balanced"
@@ -235,7 +242,10 @@ def _experts(base: TransformerShape, space: Space) -> Iterator[dict[str, Any]]:
 
 
 def _split(base: TransformerShape) -> Iterator[dict[str, Any]]:
-    """Yields other tp and ep with the same number of GPUs and of tokens."""
+    """Yields candidates with other tp and ep for the same number of GPUs and tokens.
+
+    Each candidate is a dictionary of values by size name.
+    """
     gpus = base.tp * base.ep
     samples = base.mbs * base.ep
     widths = (base.heads, base.ffn, base.vocab, base.shared_ffn, base.moe_ffn)
@@ -250,9 +260,11 @@ def _split(base: TransformerShape) -> Iterator[dict[str, Any]]:
 def _within_budget(
     shape: TransformerShape, base: TransformerShape, space: Space, *, same_depth: bool
 ) -> TransformerShape | None:
-    """Returns the shape with the layers that bring its parameters near the base's, or None.
+    """Adapts a candidate's number of layers to the base's number of parameters.
 
-    same_depth: whether the number of layers must stay.
+    The result is None if the tolerance allows no number of layers.
+
+    same_depth: whether the number of layers must not change.
     """
     low, middle, high = layers_within(shape, parameters(base), space.tolerance)
     same_depth = same_depth or "layers" in space.keep
@@ -265,10 +277,10 @@ def _within_budget(
 
 
 def _widths(base: TransformerShape, hidden: int, step: int) -> list[int]:
-    """Returns MLP widths that keep the base's ratio of ffn to hidden.
+    """Returns the MLP widths to try with a hidden size.
 
-    The widths are the multiple of `step` nearest to the exact width, and the exact width itself if
-    tp divides it.
+    The exact width has the base's ratio of ffn to hidden. The multiple of `step` nearest to the
+    exact width is tried, and the exact width itself if tp divides it.
     """
     exact = round(base.ffn / base.hidden * hidden)
     widths = {max(step, round(exact / step) * step)}
@@ -278,11 +290,11 @@ def _widths(base: TransformerShape, hidden: int, step: int) -> list[int]:
 
 
 def _heads(base: TransformerShape, hidden: int, space: Space) -> list[dict[str, Any]]:
-    """Returns heads, kv_heads and head_dim that are tried with a hidden size.
+    """Returns the heads, kv_heads and head_dim to try with a hidden size, as values by size name.
 
-    Nothing changes if heads × head_dim is not hidden in the base. If the heads of the base are
-    misaligned, the same number of heads is also tried with the next aligned width, with which
-    heads × head_dim is more than hidden.
+    Heads stay unchanged if heads × head_dim differs from hidden in the base. If the base's head_dim
+    is misaligned and hidden stays, the same number of heads is also tried with the next aligned
+    head_dim. Then heads × head_dim exceeds hidden.
     """
     if base.heads * base.head_dim != base.hidden:
         return [{}]
@@ -291,7 +303,7 @@ def _heads(base: TransformerShape, hidden: int, space: Space) -> list[dict[str, 
         found.append({"head_dim": _aligned_width(base)})
     for width in sorted({*space.head_dims, base.head_dim}):
         heads = hidden // width
-        # From base.heads / space.heads to base.heads · space.heads.
+        # heads must be from base.heads / space.heads to base.heads · space.heads.
         few_enough = base.heads <= space.heads * heads <= space.heads**2 * base.heads
         whole = hidden % width == heads % base.tp == width % ALIGNED_ELEMENTS == 0
         if not whole or not few_enough or width < base.rope_dim:
@@ -302,16 +314,18 @@ def _heads(base: TransformerShape, hidden: int, space: Space) -> list[dict[str, 
 
 
 def _aligned_width(base: TransformerShape) -> int:
-    """Returns the smallest aligned head width that is not below the base's."""
+    """Returns the base's head_dim, rounded up to the next aligned value."""
     return cdiv(base.head_dim, ALIGNED_ELEMENTS) * ALIGNED_ELEMENTS
 
 
 def _kv_heads(base: TransformerShape, heads: int) -> int | None:
-    """Returns the number of key/value heads for a number of heads.
+    """Returns the number of key/value heads for a number of query heads.
 
-    The result keeps the base's ratio of query heads to key/value heads. If that number is not whole
-    or tp does not divide it, the result is the base's number of key/value heads. It is None if that
-    number does not divide the heads or cannot be split over tp GPUs either.
+    The first valid one of two numbers is returned: the number with the base's ratio of query heads
+    to key/value heads, and the base's number of key/value heads. The result is None if neither
+    number divides the query heads and can be split over tp GPUs.
+
+    heads: number of query heads.
     """
     group = base.heads // base.kv_heads
     kv_heads = heads // group

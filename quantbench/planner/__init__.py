@@ -1,4 +1,5 @@
-"""Predicts the memory and the time per iteration of training jobs.
+"""Predicts a training job's memory and time per iteration, and finds its fastest layouts.
 
-The package also searches for the fastest parallel layout of a job.
+A layout divides the job's model and data over its GPUs. Entry points: `predict.Planner` for given
+layouts, `search.search` for the fastest layouts, `row_results.predict_rows` for tables.
 """

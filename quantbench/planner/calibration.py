@@ -1,9 +1,9 @@
-"""Provides the factors by which training differs from ideal single ops.
+"""Provides the planner's factors, which convert times of single ops to times in training.
 
-The factors of all software stacks and GPUs are fitted together, so that a stack or a GPU without
-runs gets factors that are pooled over the others; a site (its machines and software) may have
-factors of its own. The module also holds the table of software stacks, reads and writes the files
-of factors, and replaces the links of a cluster by measured links.
+`shipped` loads the factors in planner.json. They were fitted to published runs of all software
+stacks and GPUs together, so a stack or a GPU without runs gets pooled factors. A site (the machines
+and software of one computing centre) can have separate factors, in a file that `plan --fit` writes.
+The module also defines the known stacks, and replaces a cluster's links by measured links.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from quantbench.store.typed import decode
 from quantbench.units import percent
 from quantbench.workload import Collective, Workload
 
+# Subject of error messages about factors.
 _WHO = "planner.json"
 _HEADER = {"format": "quantbench-planner", "version": 5}
 _SITE_HEADER = {"format": "quantbench-planner-site", "version": 1}
@@ -36,15 +37,16 @@ _LARGEST_SITE_BYTES = 2**20
 
 @dataclass(frozen=True)
 class Stack:
-    """Software that trains a model.
+    """A software stack that trains models, described by its defaults and limits.
 
-    kernels: kind of its elementwise kernels: fused, compiled (by torch.compile) or eager.
-    overlaps: whether it overlaps data-parallel traffic with computation by default.
-    fsdp: whether its ZeRO-3 is PyTorch's FSDP.
-    stages_with_zero: whether it can combine ZeRO-2 and ZeRO-3 with pipeline stages.
-    fp32_gradients: whether it accumulates and reduces gradients of bf16 weights in fp32 by default.
-    narrow_weights: recipes with which it keeps no 16-bit weights of linear layers, only their
-        quantized copies (fp8_param_gather).
+    kernels: kind of elementwise kernels: fused, compiled (by torch.compile) or eager.
+    overlaps: whether data-parallel traffic overlaps with computation by default.
+    fsdp: whether ZeRO-3 is implemented by PyTorch's FSDP.
+    stages_with_zero: whether the stack can combine ZeRO-2 and ZeRO-3 with pipeline stages.
+    fp32_gradients: whether gradients of bf16 weights are accumulated and reduced in fp32 by
+        default.
+    narrow_weights: 8- and 4-bit recipes with which linear layers keep only quantized weights, and
+        no 16-bit weights (fp8_param_gather).
     """
 
     kernels: str = "fused"
@@ -55,12 +57,14 @@ class Stack:
     narrow_weights: tuple[str, ...] = ()
 
 
-# Sources: NeMo, nemo/collections/llm/recipes/precision/mixed_precision.py, and Megatron-Bridge,
-# src/megatron/bridge/training/mixed_precision.py, which set fp8_param_gather for these recipes, and
-# neither for blockwise scaling nor for nvfp4. In Megatron-LM, --fp8-param-gather is off by default.
+# Recipes for which NeMo and Megatron-Bridge set fp8_param_gather. They do not set it for blockwise
+# scaling or nvfp4. In Megatron-LM, --fp8-param-gather is off by default. Sources: NeMo,
+# nemo/collections/llm/recipes/precision/mixed_precision.py, and Megatron-Bridge,
+# src/megatron/bridge/training/mixed_precision.py.
 _PARAM_GATHER = ("tensorwise", "tensorwise_bf16_wgrad", "mxfp8")
 
 
+#: known software stacks by name
 STACKS = {
     # Megatron-LM with its fused kernels and distributed optimizer. Its arguments.py sets
     # accumulate_allreduce_grads_in_fp32 for bf16. The performance recipes of NeMo and
@@ -79,60 +83,56 @@ STACKS = {
     # PyTorch's FSDP or DDP without torch.compile.
     "eager": Stack("eager", fsdp=True),
 }
+# Stack to assume for unknown software.
 _UNKNOWN = Stack(overlaps=False)
 
 
 def software(stack: str) -> Stack:
-    """Returns the stack with this name.
-
-    For an unknown name, returns what is assumed of unknown software.
-    """
+    """Returns the stack with this name, or the stack to assume if the name is unknown."""
     return STACKS.get(stack, _UNKNOWN)
 
 
 def _within(low: float, high: float, default: Any = MISSING) -> Any:
-    """Declares a factor with its smallest and largest plausible value."""
+    """Declares a field of `Calibration` with the factor's smallest and largest plausible value."""
     return field(default=default, metadata={"range": (low, high)})
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Factors of training at one site, or of one software stack on one GPU.
+    """Factors of training at one site, or of one software stack on one GPU architecture.
 
-    (`latency.gemm.cliffs.Calibration` is a different class: part of a GEMM model.)
-
-    compute_factor: time of GEMMs and attention in training over their time in short runs. Clocks
-        fall under load.
-    quantized_factor: further factor of GEMMs with 8- or 4-bit inputs. The factor is relative to
-        times of inference libraries, which include the cast of the input.
-    experts_factor: further factor of the grouped GEMMs of experts, relative to one batched GEMM of
-        all experts.
-    attention_factor: further factor of attention kernels, relative to those that the latency model
-        was fitted to.
+    compute_factor: time of GEMMs and attention in training, over their time in short benchmarks.
+        Under sustained load, clocks fall and the factor rises.
+    quantized_factor: additional factor for GEMMs with 8- or 4-bit inputs. The modelled times are
+        those of inference libraries and include the cast of the input.
+    experts_factor: additional factor for the experts' grouped GEMMs, which are modelled as one
+        batched GEMM over all experts.
+    attention_factor: additional factor for attention, whose kernels may differ from the kernels
+        that the latency model was fitted to.
     elementwise_factor: bytes that elementwise kernels and norms move, over the bytes of ideal fused
-        passes.
-    tensor_factor: time that a tensor-parallel collective adds, over its isolated time. The factor
-        is above 1 if GPUs wait for the slowest GPU and for the hosts, and below 1 if the collective
-        overlaps with GEMMs.
-    layer_overhead_ms: time of launches and small kernels per layer and micro-batch, forward and
+        kernels.
+    tensor_factor: time that a tensor-parallel collective adds to an iteration, over its isolated
+        time. The factor is above 1 if GPUs wait for the slowest GPU or for hosts, and below 1 if
+        the collective overlaps with GEMMs.
+    layer_overhead_ms: time of launches and small kernels per layer and micro-batch, forward plus
         backward, in ms.
-    step_overhead_ms: fixed time per iteration, in ms: gradient norm, launches of the optimizer,
+    step_overhead_ms: fixed time per iteration, in ms: gradient norm, optimizer launches,
         synchronisation, logging.
-    data_parallel_share: fraction of the bandwidth of a node's network adapters that data-parallel
-        traffic would reach without congestion.
-    exposed_share: fraction of ZeRO's overlapped gathers of weights for which computation waits.
-    hop_us: latency of one transfer of a ring between two nodes, in µs.
-    congestion: loss of bandwidth with the number of nodes n in a ring. The data-parallel bandwidth
-        is divided by 1 + congestion · log2(n).
-    straggler_spread: relative spread of the speeds of the nodes. A job waits for the slowest of n
-        nodes, so its time is multiplied by 1 + straggler_spread · √(2 ln n).
-    base_gib: memory of a process for context, communicators, buckets and workspaces, in GiB.
-    activation_slack: memory that the caching allocator holds beyond the activations, as a fraction
-        of the activations.
+    data_parallel_share: fraction of a node's network bandwidth that data-parallel traffic would
+        reach without congestion.
+    exposed_share: fraction of ZeRO's overlapped weight gathers for which computation waits.
+    hop_us: latency of one ring transfer between two nodes, in µs.
+    congestion: bandwidth loss as rings span more nodes. In a ring over n nodes, the data-parallel
+        bandwidth is divided by 1 + congestion · log2(n).
+    straggler_spread: relative spread of node speeds. A job on n nodes waits for the slowest node,
+        so its time is multiplied by 1 + straggler_spread · √(2 ln n).
+    base_gib: memory of each process for context, communicators, buckets and workspaces, in GiB.
+    activation_slack: unused memory that the caching allocator reserves, as a fraction of the
+        activation memory.
     memory_scatter: 90 % quantile of |ln(predicted / measured memory)|.
-    scatter: half-width in ln time of an independent error that is added to the interval of a time,
-        so that the interval covers 90 % of measured times. The error changes no predicted time.
-    provenance: where the factors come from.
+    scatter: half-width in ln time of an independent error, which widens the interval of a predicted
+        iteration time until it covers 90 % of measured times. The predicted time stays the same.
+    provenance: origin of the factors, as JSON values.
     """
 
     tensor_factor: float = _within(0.05, 10.0)
@@ -162,7 +162,7 @@ class Calibration:
 
     @property
     def fitted(self) -> bool:
-        """Whether the factors were fitted to rows of this site."""
+        """Whether the factors were fitted to measured runs of the site itself."""
         return bool(self.provenance.get("rows_fitted"))
 
     def __str__(self) -> str:
@@ -194,23 +194,24 @@ RANGES: dict[str, tuple[float, float]] = {
 
 
 def architecture(device: DeviceSpec) -> str:
-    """Returns the architecture name under which the factors of a GPU are stored.
+    """Returns the name under which a GPU's factors are stored, such as `a100`.
 
-    The architecture is the first part of the name of the GPU.
+    It is the GPU's name up to the first hyphen.
     """
     return device.name.split("-")[0]
 
 
 @dataclass(frozen=True)
 class Calibrations:
-    """Factors by stack and GPU, and by site.
+    """All known factors, by site and by stack and GPU architecture.
 
-    sites: factors by site, which is the name of a cluster.
-    stacks: factors by stack, then by GPU architecture. The entry "" stands for every stack, or
-        architecture, that has no entry.
-    provenance: where the factors of a stack come from, if the stack was fitted on its own because
-        only one release of it was measured. The entry "" applies to every stack without an entry.
-    chosen: factors that are returned for every cluster and stack; None to look the factors up.
+    sites: factors by site. A site's key is the name of its cluster.
+    stacks: factors by stack, then by GPU architecture. The entry "" applies to stacks, or
+        architectures, without an entry.
+    provenance: origin of the factors, by stack. A stack has an entry if it was fitted separately,
+        because only one of its releases was measured. The entry "" applies to all other stacks.
+    chosen: factors to return for every cluster and stack, such as a user's site file; None to look
+        factors up.
     """
 
     sites: Mapping[str, Calibration]
@@ -219,11 +220,13 @@ class Calibrations:
     chosen: Calibration | None = None
 
     def of(self, cluster: Cluster, stack: str = "") -> Calibration:
-        """Returns the factors of a cluster.
+        """Returns the factors for a stack on a cluster.
 
-        If the site of the cluster has factors, and `stack` is "" or the stack of the site, the
-        factors of the site are returned. Otherwise the factors of the stack on the GPU of the
-        cluster are returned.
+        If the cluster is a known site that ran this stack, the result is the site's factors.
+        Otherwise it is the stack's factors on the cluster's GPU.
+
+        stack: name of the stack; "" for the site's stack, or for an unknown stack if the cluster is
+            no known site.
         """
         if self.chosen is not None:
             return self.chosen
@@ -251,14 +254,17 @@ class Calibrations:
 
     @classmethod
     def from_json(cls, data: object) -> Calibrations:
-        """Builds the factors from the output of `to_json`. Raises InputError for anything else."""
+        """Builds the factors from the output of `to_json`. Raises InputError for other data."""
         return decode(cls, _content(data, _HEADER, _WHO), _WHO)
 
 
 def _content(data: object, header: dict[str, Any], who: str) -> dict[str, Any]:
-    """Returns a JSON object without its header.
+    """Returns a JSON object without its header fields.
 
-    Raises InputError if the object has another header.
+    header: expected format and version.
+    who: subject of the error message.
+
+    Raises InputError if the data is no object or has another header.
     """
     if not isinstance(data, dict) or not header.items() <= data.items():
         expected = "{format} version {version}".format(**header)
@@ -268,18 +274,21 @@ def _content(data: object, header: dict[str, Any], who: str) -> dict[str, Any]:
 
 @cache
 def shipped() -> Calibrations:
-    """Returns the factors in the planner.json of this package."""
+    """Returns the factors that this package ships in planner.json."""
     text = (files("quantbench.planner") / "planner.json").read_text("utf-8")
     return Calibrations.from_json(json.loads(text))
 
 
 def site_json(site: Calibration) -> dict[str, Any]:
-    """Returns the content of the file of a site."""
+    """Returns the content of a site's file, with the site's factors."""
     return {**_SITE_HEADER, **asdict(site)}
 
 
 def load_site(path: Path) -> Calibration:
-    """Reads the file of a site, as `plan --fit` writes it. Raises InputError for anything else."""
+    """Reads a site's factors from the file that `plan --fit` wrote.
+
+    Raises InputError if the file cannot be read or has another content.
+    """
     try:
         data = read_json(path, most_bytes=_LARGEST_SITE_BYTES)
         return decode(Calibration, _content(data, _SITE_HEADER, str(path)), str(path))
@@ -295,17 +304,17 @@ def with_measured_links(
     *,
     between_nodes: bool = True,
 ) -> Cluster:
-    """Returns `cluster` with links that `quantbench comm` measured.
+    """Returns `cluster` with its links replaced by all-reduces that `quantbench comm` measured.
 
-    The measured links replace links from public tables. All-reduces within a node give the links of
-    the node, by number of GPUs. The highest bus bandwidth of all-reduces between nodes gives the
-    network rate of a node: a ring leaves a node once, so the adapters of the node carry the bytes
-    that each GPU sends.
+    All-reduces inside a node replace the link for their number of GPUs, if at least two message
+    sizes were measured. All-reduces between nodes replace the node's network rate by the highest
+    measured bus bandwidth. A ring leaves each node once, so a node's adapters carry the bytes that
+    one GPU sends.
 
-    measured: (workload, time in µs) pairs, of which only all-reduces are used.
+    measured: (workload, time in µs) pairs. Workloads other than all-reduces are ignored.
     source: origin of the times, for provenance.
-    between_nodes: whether to replace the network rate of a node. Must be False if the factors were
-        fitted with the stated rate.
+    between_nodes: whether to replace the network rate. Must be False if the factors were fitted
+        with the cluster's declared rate.
     """
     times: dict[int, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     node_gb_per_s = 0.0
@@ -316,7 +325,7 @@ def with_measured_links(
             node_gb_per_s = max(node_gb_per_s, work.bus_bytes / us / 1e3)
         elif work.num_nodes == 1:
             times[work.num_gpus][work.bus_bytes].append(us)
-    # A link is a curve of time over message size, for which one size is not enough.
+    # A link is a curve of time over message size, so it needs at least two sizes.
     links = {gpus: _link(by_size) for gpus, by_size in times.items() if len(by_size) > 1}
     groups = [f"{gpus} GPUs of a node" for gpus in sorted(links)]
     if node_gb_per_s:
@@ -332,7 +341,9 @@ def with_measured_links(
 
 
 def _link(by_size: dict[int, list[float]]) -> Link:
-    """Returns the curve through the median times, made non-decreasing in the message size.
+    """Returns the link whose curve runs through the median time of each message size.
+
+    Medians are raised where needed, so that a larger message never takes less time.
 
     by_size: times in µs, by message size in bytes.
     """

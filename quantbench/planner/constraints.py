@@ -1,7 +1,9 @@
-"""Checks layouts against the rules of the model and of the training framework.
+"""Checks parallel layouts against the rules of the model and of the training framework.
 
-The rules are those of Megatron-DeepSpeed. Sources: Megatron-LM (megatron/arguments.py,
-fused_softmax.py), DeepSpeed's pipeline engine, and the sanity checks in the BigScience documents.
+`violations` returns each broken rule with a suggested change. A layout that breaks a strict rule
+cannot run. A layout that breaks a costly rule runs, but slower than a similar layout that keeps the
+rule. Most rules are those of Megatron-DeepSpeed. Sources: Megatron-LM (megatron/arguments.py,
+fused_softmax.py), DeepSpeed's pipeline engine, and the sanity checks in BigScience's documents.
 """
 
 from collections.abc import Iterator
@@ -16,8 +18,7 @@ from quantbench.workload.dtypes import ALIGNED_ELEMENTS
 from quantbench.workload.ops import multiples_around
 from quantbench.workload.parameters import padded_vocab
 
-# Condition of each rule, by its name. A layout that breaks a strict rule cannot run. A layout that
-# breaks a costly rule runs, but slower than a similar layout that keeps the rule.
+# Conditions of the strict and of the costly rules, by rule name.
 _STRICT = {
     "gpus": "dp * tp * pp * cp == gpus",
     "gbs": "gbs % (mbs * dp) == 0",
@@ -40,8 +41,8 @@ _COSTLY = {
     "fused softmax": "16 < seq <= 16384, seq % 4 == 0, (heads / tp * mbs) % 4 == 0",
     "bubble": "micro-batches >= 4 * pp",
 }
-#: Names of the strict rules that are specific to one framework. A layout that breaks one of these
-#: rules may run in another framework.
+#: Strict rules that only some frameworks have. A layout that breaks such a rule may run in another
+#: framework.
 OF_SOFTWARE = ("gbs", "interleave", "tp in a node", "ZeRO with stages")
 
 
@@ -50,9 +51,9 @@ class Violation:
     """A rule that a layout breaks.
 
     name: name of the rule.
-    rule: condition of the rule.
-    strict: whether a layout that breaks the rule cannot run.
-    message: the conflict and the suggested change.
+    rule: condition that a layout must meet.
+    strict: True if a layout that breaks the rule cannot run, False if it only runs slower.
+    message: description of the conflict, and the suggested change.
     """
 
     name: str
@@ -65,7 +66,7 @@ class Violation:
 
 
 def violations(job: Job, layout: Layout) -> list[Violation]:
-    """Returns every rule that the layout breaks, strict rules first."""
+    """Returns all rules that the layout breaks, strict rules first."""
     found = strict_violations(job, layout)
     for name, message in _costly(job, layout):
         found.append(Violation(name, _COSTLY[name], False, message))
@@ -73,7 +74,7 @@ def violations(job: Job, layout: Layout) -> list[Violation]:
 
 
 def strict_violations(job: Job, layout: Layout) -> list[Violation]:
-    """Returns every strict rule that the layout breaks."""
+    """Returns all strict rules that the layout breaks."""
     broken = _strictly_broken(job, layout)
     return [Violation(name, _STRICT[name], True, message) for name, message in broken]
 
@@ -149,7 +150,10 @@ def _strictly_broken(job: Job, layout: Layout) -> Iterator[tuple[str, str]]:
 
 
 def _stages(layers: int, layout: Layout) -> str:
-    """Returns why the layers do not divide into the stages of the layout; "" if they do."""
+    """Returns why the layers do not divide into the layout's stages; "" if they do.
+
+    layers: number of layers of the model.
+    """
     pp = layout.pp
     if layers < pp:
         return f"{layers} layers cannot fill {pp} stages; take pp = {layers} or less"
@@ -166,15 +170,23 @@ def _stages(layers: int, layout: Layout) -> str:
 
 
 def chunk_layers(layers: int, layout: Layout) -> int:
-    """Returns the number of layers that are divided into chunks.
+    """Returns the number of layers that a layout divides into stages and chunks.
 
-    Embedding and logits count as two layers if the partition counts them.
+    With the partition `embedding`, embedding and logits count as one layer each.
+
+    layers: number of layers of the model.
     """
     return layers + 2 if layout.partition == "embedding" else layers
 
 
 def _interleave(layers: int, layout: Layout, micro_batches: int) -> str:
-    """Returns why the stages of the layout cannot be interleaved; "" if they can."""
+    """Returns why the layout's stages cannot be interleaved; "" if they can.
+
+    An interleaved stage computes several chunks of layers from different depths of the model.
+
+    layers: number of layers of the model.
+    micro_batches: micro-batches per pipeline and iteration.
+    """
     pp = layout.pp
     chunks = layout.interleave
     if pp == 1:
@@ -199,7 +211,7 @@ def _interleave(layers: int, layout: Layout, micro_batches: int) -> str:
 
 
 def _costly(job: Job, layout: Layout) -> Iterator[tuple[str, str]]:
-    """Yields (name, message) for every rule that is not strict and that the layout breaks."""
+    """Yields (name, message) for every costly rule that the layout breaks."""
     shape = job.shape
     tp = layout.tp
     padded = padded_vocab(shape.vocab, tp)

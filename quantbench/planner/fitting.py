@@ -1,8 +1,10 @@
-"""Fits the planner's factors to measured iterations, of one site or of many stacks and GPUs.
+"""Fits the planner's factors to measured training iterations.
 
-The fit is a robust (soft L1) Gauss-Newton fit of log times, with normal priors on the log scale, so
-that little data changes the factors little. A table of more than eight runs counts as eight runs,
-because its runs repeat a few layouts.
+`fit_site` fits the factors of one site for `plan --fit`. `solve` is the underlying least-squares
+fit, which the developers' tools also use to fit many stacks and GPUs together. It is a robust (soft
+L1) fit of log times. Factors have normal priors on the log scale, so a few measurements change them
+little. A table with more than eight runs counts as eight runs, because its runs repeat a few
+layouts.
 """
 
 import math
@@ -25,31 +27,36 @@ from quantbench.units import counted
 
 FloatArray = npt.NDArray[np.float64]
 
-# Standard deviation of ln time between repeated or similar runs of a table.
+# Standard deviation of ln time between repeated runs, or similar runs, of one table.
 _ROW_SPREAD = 0.03
-# A table with more runs than this weighs as much as a table with this number of runs.
+# Largest weight of a table in a fit, as a number of runs. All runs of a larger table together have
+# this weight.
 _RUNS_THAT_COUNT = 8
-# Each factor is multiplied by this number to get the slope of the predicted time.
+# Multiplier of a factor for the finite-difference slope of the predicted time.
 _STEP = 0.99
 # Fraction of measured times that the intervals of predicted times cover.
 _COVERED = 0.9
-# Smallest number of rows to which the factors of a site are fitted.
+# Minimum number of measured runs for the fit of a site.
 _FEWEST = 5
-# A factor is not determined if its spread after the fit is at least this fraction of the spread of
-# its prior. Two factors are not told apart if the absolute correlation of their errors is larger
-# than the second value.
+# A factor counts as undetermined if the fit leaves at least this fraction of its prior's spread.
 _DETERMINED = 0.7
+# Two factors count as confounded if the absolute correlation of their errors exceeds this value.
 _APART = 0.7
-# A factor is unusual if the fit moves it by more than this number of spreads of its prior.
+# A factor counts as unusual if the fit moves it by more than this multiple of its prior's spread.
 _UNUSUAL = 2
 
 
 class Prior(NamedTuple):
-    """Standard deviations of the effects on one factor, on the log scale.
+    """Prior standard deviations of a factor's effects, on the log scale.
 
-    common: effect that all runs share, or all runs with the same kind of kernels (`Stack.kernels`).
-    stack, gpu, both: effect of a stack, of a GPU architecture, and of the two together.
-    site: effect of a table, whose runs share a site.
+    A factor is a mean times the exponential of its summed effects. 0 means no such effect.
+
+    common: effect on all runs, or for elementwise_factor, on all runs with one kind of kernels
+        (`Stack.kernels`).
+    stack: effect of a software stack.
+    gpu: effect of a GPU architecture.
+    both: additional effect of one stack on one GPU architecture.
+    site: effect of a table. The runs of a table share a site.
     """
 
     common: float
@@ -59,7 +66,7 @@ class Prior(NamedTuple):
     site: float = 0.0
 
 
-#: priors of the factors
+#: prior of each fitted factor, by the factor's name in `Calibration`
 PRIORS = {
     "compute_factor": Prior(0.05, 0.03, 0.06, 0.03),
     "quantized_factor": Prior(0.2, 0.0, 0.1),
@@ -75,14 +82,15 @@ PRIORS = {
     "congestion": Prior(0.5, site=0.7),
     "straggler_spread": Prior(0.5, 0.5),
 }
-#: name, in place of a factor, of the effect of a table on all of its times
+#: value of `Term.factor` for an effect that scales all times of a table instead of one factor
 TIME = "time"
 
 
 class Term(NamedTuple):
-    """Effect on the logarithm of a factor.
+    """Identifies one effect on the logarithm of a factor.
 
-    key: name of the group of runs that share the effect; "" for all runs.
+    factor: name of the factor, or TIME.
+    key: name of the runs that share the effect, such as a stack or a table; "" for all runs.
     """
 
     factor: str
@@ -91,16 +99,18 @@ class Term(NamedTuple):
 
 #: (stack, GPU architecture, table) of a run
 Group = tuple[str, str, str]
+#: effects, or their prior spreads, on the log scale
 Effects = dict[Term, float]
 
 
 @dataclass(frozen=True)
 class Observed:
-    """Measured iteration of a case.
+    """A measured training run.
 
-    layers: layer times of the job.
+    case: job and layout of the run.
+    layers: modelled layer times of the job.
     measured_s: measured time per iteration, in s.
-    table: name of the runs that share a site and software.
+    table: name of the table that lists the run. Its runs share a site and software.
     """
 
     case: Case
@@ -116,10 +126,12 @@ class Observed:
 
 
 def observe(runs: Iterable[tuple[Case, float, str]], times: TimesOf) -> list[Observed]:
-    """Prepares measured runs for fits. The runs of one job share their layer times.
+    """Prepares measured runs for fits.
 
-    runs: (case, time per iteration in s, table) of each run.
-    times: function that returns the source of op times for a GPU.
+    Runs with equal models and clusters share one cache of layer times.
+
+    runs: (case, time per iteration in s, name of the table) of each run.
+    times: function from a GPU to its op times.
     """
     known: dict[object, LayerTimes] = {}
     found = []
@@ -132,20 +144,20 @@ def observe(runs: Iterable[tuple[Case, float, str]], times: TimesOf) -> list[Obs
 
 
 def predicted_s(one: Observed, calibration: Calibration) -> float:
-    """Returns the predicted time per iteration, in s."""
+    """Returns the predicted time per iteration of a measured run, in s."""
     return iteration(one.case.job, one.case.layout, one.layers, calibration).sec.mid
 
 
 def log_errors(observed: Sequence[Observed], calibration: Calibration) -> FloatArray:
-    """Returns ln(predicted / measured) of each run (observed,)."""
+    """Returns ln(predicted time / measured time) of each run, (observed,)."""
     return np.log([predicted_s(one, calibration) / one.measured_s for one in observed])
 
 
 def op_spreads(observed: Sequence[Observed], errors: FloatArray) -> FloatArray:
-    """Returns the half-width in ln time that the ops alone give to each run (observed,).
+    """Returns the half-width in ln time that the op times give each run's interval, (observed,).
 
-    If an interval is asymmetric, the half-width is that of the side on which the measured time
-    lies: the upper side if the prediction is too short.
+    The half-width is measured on the side of the measured time: the upper side if the prediction is
+    too short, else the lower side.
 
     errors: ln(predicted / measured) of each run, (observed,).
     """
@@ -157,33 +169,36 @@ def op_spreads(observed: Sequence[Observed], errors: FloatArray) -> FloatArray:
 
 
 def scatter_beyond(observed: Sequence[Observed], errors: FloatArray) -> float:
-    """Returns the half-width in ln time that is missing in the intervals of the ops.
+    """Returns the half-width in ln time of an additional error, as for `Calibration.scatter`.
 
-    Added in quadrature to the half-width of the ops, it covers nine in ten of `errors`.
+    Added in quadrature to the half-widths from the op times, it covers 90 % of `errors`.
+
+    errors: ln(predicted / measured) of each run, (observed,).
     """
     beyond = np.maximum(errors**2 - op_spreads(observed, errors) ** 2, 0.0)
     return float(np.quantile(np.sqrt(beyond), _COVERED))
 
 
 def start_from(rest: Mapping[str, float]) -> Calibration:
-    """Returns the factors before a fit, which are those of ideal single ops.
+    """Returns the factors of ideal training, in which every op takes its isolated time.
 
-    rest: factors that no fit of times determines, by name.
+    rest: factors that are not fitted to times, by name. They replace the default values.
     """
     values: dict[str, Any] = {"base_gib": 4.0, "activation_slack": 0.1, **rest}
     return Calibration(1.0, 0.0, 1.0, **values)
 
 
 def fit_site(observed: Sequence[Observed], prior: Calibration) -> Calibration:
-    """Fits every factor to the rows of one site, starting from the factors of its stack.
+    """Fits all factors in PRIORS to the measured runs of one site.
 
-    The provenance of the result names three kinds of factors. `undetermined` are factors about
-    which the rows say little, so that they stay close to the values of the stack. `confounded` are
-    pairs of factors that the rows do not tell apart, of which only the joint effect is known.
-    `unusual` are factors that differ from those of the stack by more than is expected of nineteen
-    in twenty sites.
+    The result's provenance lists three kinds of factors. An `undetermined` factor stays close to
+    its prior value, because the runs hardly depend on it. For a `confounded` pair, only the joint
+    effect of the two factors is known. An `unusual` factor differs from its prior value by more
+    than two prior standard deviations, which is expected for 5 % of sites.
 
-    Raises InputError if there are too few rows.
+    prior: factors of the site's stack. They are the prior values of the fit.
+
+    Raises InputError if there are fewer than five runs.
     """
     if len(observed) < _FEWEST:
         what = f"{counted(len(observed), 'row')} with a time"
@@ -191,11 +206,11 @@ def fit_site(observed: Sequence[Observed], prior: Calibration) -> Calibration:
     spread = {Term(name, ""): math.sqrt(sum(s**2 for s in prior)) for name, prior in PRIORS.items()}
 
     def constants(effects: Effects, _: object) -> Calibration:
-        """Returns the factors of the site, within their plausible ranges."""
+        """Returns the site's factors with these effects, clipped to their plausible ranges."""
         values = {}
         for name, _ in effects:
             low, high = RANGES[name]
-            # A factor of 0 starts a little above 0, because its effect multiplies it.
+            # Effects multiply the factor, so a factor of 0 starts slightly above 0.
             value = max(getattr(prior, name), 1e-3) * math.exp(effects[Term(name, "")])
             values[name] = min(max(value, low / _STEP), high)  # so that a step down stays inside
         return replace(prior, **values)
@@ -203,18 +218,18 @@ def fit_site(observed: Sequence[Observed], prior: Calibration) -> Calibration:
     effects, jacobian = solve(observed, lambda _: spread, constants)
     found = constants(effects, None)
     names = list(PRIORS)
-    # Covariance of the effects after the fit, in units of the spreads of the priors. The last rows
-    # of the Jacobian, which are those of the priors, form the identity matrix.
+    # Covariance of the fitted effects, each in units of its prior's spread. The last rows of the
+    # Jacobian belong to the priors and form the identity matrix, so the product is invertible.
     covariance = np.linalg.inv(jacobian.T @ jacobian)
     spread_left = np.sqrt(np.diag(covariance))
     apart = np.abs(covariance / np.outer(spread_left, spread_left)) <= _APART
-    # Only factors about which the rows say anything can be confounded.
+    # A factor on which the runs do not depend at all cannot be confounded.
     unsure = np.flatnonzero(spread_left < 1 - 1e-3)
     pairs = [(names[i], names[j]) for i, j in combinations(unsure, 2) if not apart[i, j]]
     rows = jacobian[: len(observed)]
     leverage = np.einsum("ij,jk,ik->i", rows, covariance, rows)
-    # Error of each row in a linear fit without the row: the error of the fit over 1 - leverage. The
-    # lower bound keeps it below ten times the error of the fit.
+    # Leave-one-out error of each run in the linearised fit: the run's error over 1 - leverage. The
+    # lower bound of 0.1 limits the leave-one-out error to ten times the run's error.
     left_out_log = log_errors(observed, found) / np.maximum(1 - leverage, 0.1)
     provenance: dict[str, Any] = {
         "rows_fitted": len(observed),
@@ -233,13 +248,14 @@ def solve(
     spreads: Callable[[Group], Effects],
     constants: Callable[[Effects, Group], Calibration],
 ) -> tuple[Effects, FloatArray]:
-    """Minimizes the robust log errors plus the priors.
+    """Fits effects by minimizing the runs' robust log errors plus the priors' penalties.
 
-    Returns the effects, and the Jacobian of the residuals by the effects, with each effect in units
-    of its spread. Its rows are those of the runs (observed), then those of the priors (effects).
+    Returns the fitted effects and the Jacobian of the residuals, (observed + effects, effects). The
+    Jacobian's first rows belong to the runs and its last rows to the priors. Derivatives are with
+    respect to effects in units of their prior spreads.
 
-    spreads: function that returns the spread of each effect on the rows of a group.
-    constants: function that returns the factors of a group, given the effects.
+    spreads: function from a group to the prior spread of each effect on the group's runs.
+    constants: function from effects and a group to the group's factors.
     """
     from scipy.optimize import least_squares
 
@@ -254,10 +270,10 @@ def solve(
     noise = _ROW_SPREAD * repeats**0.5
 
     def residuals(z: FloatArray, *, slopes: bool) -> tuple[FloatArray, FloatArray]:
-        """Returns the log errors of the runs over their noise, and their Jacobian by z.
+        """Returns the runs' log errors in units of their noise, and the Jacobian by z.
 
-        z: effects in units of their spreads, (effects,).
-        slopes: whether to compute the Jacobian, which is 0 otherwise.
+        z: effects in units of their prior spreads, (effects,).
+        slopes: whether to compute the Jacobian; False returns a Jacobian of zeros.
         """
         effects = dict(zip(spread, (z * sd).tolist(), strict=True))
         known = {group: constants(effects, group) for group in groups}
@@ -279,13 +295,13 @@ def solve(
                 jacobian[i, index[term]] = slope.get(term.factor, 1.0)
         return errors / noise, jacobian * sd / noise[:, None]
 
-    # Squaring these residuals gives the soft L1 loss 2 · (√(1 + r²) - 1) of each run, plus z² of
-    # each prior.
+    # Residuals whose squares are the soft L1 loss of each run, 2 · (√(1 + r²) - 1), and z² for each
+    # prior.
     def function(z: FloatArray) -> FloatArray:
         r, _ = residuals(z, slopes=False)
         return np.concatenate([np.sign(r) * np.sqrt(2 * (np.sqrt(1 + r * r) - 1)), z])
 
-    # Jacobian of `function`: the weight is the derivative of the soft residual by r.
+    # Jacobian of `function`. The weight is the derivative of a run's soft L1 residual by r.
     def weighted(z: FloatArray) -> FloatArray:
         r, jacobian = residuals(z, slopes=True)
         root = np.sqrt(1 + r * r)

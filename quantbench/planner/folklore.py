@@ -1,6 +1,7 @@
-"""Compares rules of thumb with the best layouts of a search.
+"""Judges rules of thumb for parallel layouts by the predictions of a layout search.
 
-The rules are those of BigScience's training notes (BLOOM).
+The rules come from BigScience's notes on the training of BLOOM. `judge_folklore` gives a verdict on
+each rule for one job.
 """
 
 from dataclasses import asdict, dataclass
@@ -14,11 +15,12 @@ from quantbench.units import percent
 from quantbench.workload.dtypes import ALIGNED_ELEMENTS
 from quantbench.workload.parameters import parameters
 
-# Largest relative cost in time that is within the accuracy of the model. A rule whose best layout
-# costs no more than this, over the best of all layouts, holds.
+# Largest relative difference in time that is within the planner's accuracy. A rule holds if its
+# best layout is at most this much slower than the best of all layouts.
 _NEGLIGIBLE = 0.02
-# Numbers of the rule of 18 bytes: memory per parameter, and usable fraction of a GPU's memory.
+# Memory per parameter in the rule of 18 bytes.
 _BYTES_PER_PARAMETER = 18
+# Usable fraction of a GPU's memory in the rule of 18 bytes.
 _MEMORY_SHARE = 0.75
 
 _BIGSCIENCE = "github.com/bigscience-workshop/bigscience/blob/master/train"
@@ -30,8 +32,10 @@ _PREQUEL = f"{_BIGSCIENCE}/tr11-176B-ml/chronicles-prequel.md"
 class LayoutRule:
     """A rule of thumb for layouts.
 
-    source: public document that states the rule.
-    weakness: cases in which the rule is wrong.
+    name: short name of the rule.
+    text: the rule in words.
+    source: public document that contains the rule.
+    weakness: cases in which the rule is wrong, and why.
     """
 
     name: str
@@ -44,12 +48,13 @@ class LayoutRule:
 class Judged:
     """Verdict on a rule of thumb for one job.
 
-    verdict: `holds`, `costs time`, `fails` (no layout that follows the rule fits, or its prediction
-        is wrong), or `note` (among others where the search left out what the rule recommends).
-    finding: text of the comparison.
-    cost: time of the rule's best layout over the time of the best of all layouts, minus 1; None if
-        no layout is compared.
-    choice: the rule's best layout.
+    verdict: `holds`, `costs time`, `fails` (no layout that follows the rule fits, or the rule
+        predicts the memory wrongly), or `note` (the rule is not compared, for example because the
+        search excluded its layouts).
+    finding: result of the comparison in words.
+    cost: relative extra time of the rule's best layout over the best of all layouts; None if no
+        layout was compared.
+    choice: the best layout that follows the rule; None if no layout was compared.
     """
 
     rule: LayoutRule
@@ -129,9 +134,10 @@ _ALIGNED_HEADS = LayoutRule(
 
 
 def judge_folklore(job: Job, found: Found, space: LayoutSpace) -> list[Judged]:
-    """Compares every rule with the layouts that fit. Returns an empty list if none fits.
+    """Returns the verdict on every rule for one job. The list is empty if no layout fits.
 
-    space: layouts that were searched.
+    found: result of the layout search.
+    space: limits of the layout search.
     """
     if not found.ranked:
         return []
@@ -173,7 +179,11 @@ def judge_folklore(job: Job, found: Found, space: LayoutSpace) -> list[Judged]:
 
 
 def _excluded(space: LayoutSpace, name: str, degree: int) -> bool:
-    """Returns whether the search was limited to other values of a degree."""
+    """Returns whether the limits of the search exclude a value.
+
+    name: field of `LayoutSpace`, such as `tp`.
+    degree: value of the field.
+    """
     searched = getattr(space, name)
     return bool(searched) and degree not in searched
 
@@ -181,9 +191,11 @@ def _excluded(space: LayoutSpace, name: str, degree: int) -> bool:
 def _best_of(
     rule: LayoutRule, found: Found, space: LayoutSpace, name: str, degree: int, which: str
 ) -> Judged:
-    """Compares the best layout whose degree `name` is `degree` with the best of all layouts.
+    """Compares the best layout that has a given degree to the best of all layouts.
 
-    which: text for the layouts with this degree.
+    name: field of `Layout`, such as `tp`.
+    degree: value of the field.
+    which: description of the layouts with this degree, for the finding.
     """
     if _excluded(space, name, degree):
         return Judged(rule, "note", f"layouts {which} are excluded by --{name}")
@@ -198,9 +210,10 @@ def _best_of(
 
 
 def _compared(rule: LayoutRule, found: Found, choice: Prediction, which: str) -> Judged:
-    """Compares one layout with the best of all layouts.
+    """Compares one layout to the best of all layouts.
 
-    which: text for the layout.
+    choice: layout to compare.
+    which: description of the layout, for the finding.
     """
     best = found.ranked[0]
     cost = choice.sec_per_it / best.sec_per_it - 1
@@ -212,7 +225,11 @@ def _compared(rule: LayoutRule, found: Found, choice: Prediction, which: str) ->
 
 
 def _eighteen_bytes(job: Job, found: Found, space: LayoutSpace) -> Judged:
-    """Compares the rule of 18 bytes per parameter with the layouts that fit one GPU."""
+    """Judges the rule that predicts from 18 bytes per parameter whether a model fits on one GPU.
+
+    The rule holds if the search agrees, that is, if a layout with tp = pp = 1 fits or does not fit
+    as predicted.
+    """
     for name in ("tp", "pp"):
         if _excluded(space, name, 1):
             text = f"layouts without model parallelism are excluded by --{name}"

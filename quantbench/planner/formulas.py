@@ -1,9 +1,9 @@
-"""Counts the FLOPs of a training iteration, and computes TFLOP/s by three public calculators.
+"""Counts the FLOPs of a training iteration, and computes TFLOP/s by public formulas.
 
-The calculators differ by up to 16 % for the same run, so a figure must be stated with its
-calculator. All of them count the hardware FLOPs of training with activation recomputation: 8 FLOPs
-per parameter and token (2 forward, 2 for the recomputed forward pass, 4 backward), of which 3/4
-remain without recomputation.
+Three public formulas give TFLOP/s that differ by up to 16 % for the same run, so TFLOP/s are
+comparable only if they come from one formula. All three count the hardware FLOPs of training with
+full activation recomputation: 8 FLOPs per parameter and token (2 forward, 2 for the recomputed
+forward pass, 4 backward). Without recomputation, 6 of the 8 remain.
 """
 
 from quantbench.workload import TransformerShape
@@ -19,24 +19,24 @@ def tflops_by_calculator(
     gpus: int,
     size_b: float | None = None,
 ) -> dict[str, float]:
-    """Returns TFLOP/s per GPU with full recomputation, by the name of the older calculator.
+    """Returns TFLOP/s per GPU by two older formulas, by the formula's name.
 
-    Only calculators that apply to the shape are in the result. `hardware_flops` has the formula of
-    Megatron.
+    Both formulas assume full recomputation. A formula that does not apply to the shape is left out.
+    The third formula, Megatron's, is in `hardware_flops`.
 
-    - `simple`: 8 · parameters · seq · gbs / time. This count omits the attention scores, whose part
-      of the FLOPs grows with seq / hidden. Source: bigscience-workshop/bigscience,
+    - `simple`: 8 · parameters · seq · gbs / time. This count omits the attention scores, whose
+      fraction of the FLOPs grows with seq / hidden. Source: bigscience-workshop/bigscience,
       train/tr8-104B-wide and math/README.md.
     - `old`: 8 · l·(12h² + 13h + 6h·(tp − 1)) · seq · gbs / time, for GPT layers. The term
-      6h·(tp − 1) counts the biases and norms of a layer once per tensor-parallel rank. This count
-      omits embeddings and attention scores, so it is too low: by 4 % for 80 layers of hidden 14400,
-      and by 16 % for 8 layers. Source: the estimate that Megatron-DeepSpeed logged before 21
-      February 2022.
+      6h·(tp − 1) counts a layer's biases and norms once per tensor-parallel rank. This count omits
+      embeddings and attention scores, so it is too low: by 4 % for 80 layers of hidden 14400, and
+      by 16 % for 8 layers. Source: the estimate that Megatron-DeepSpeed logged before 21 February
+      2022.
 
-    gbs: samples of shape.seq tokens per iteration.
+    gbs: samples per iteration, each of shape.seq tokens.
+    tp: tensor-parallel degree, for `old`.
     sec_per_it: time per iteration on `gpus` GPUs, in s.
-    size_b: stated number of parameters in 1e9, for `simple`. The default is the number of
-        parameters of the shape.
+    size_b: published number of parameters in 1e9, for `simple`; None for the shape's parameters.
 
     >>> shape = TransformerShape(hidden=11600, heads=80, layers=64)
     >>> found = tflops_by_calculator(
@@ -58,13 +58,15 @@ def tflops_by_calculator(
 def _is_gpt(shape: TransformerShape) -> bool:
     """Returns whether the layers are GPT layers, which have 12·hidden² weights."""
     as_many_heads = shape.kv_heads == shape.heads and shape.heads * shape.head_dim == shape.hidden
-    return as_many_heads and not shape.gated and shape.ffn == 4 * shape.hidden
+    has_mlp = not shape.experts and not shape.gated and shape.ffn == 4 * shape.hidden
+    return as_many_heads and has_mlp
 
 
 def _megatron_flops(shape: TransformerShape, gbs: int) -> float:
-    """Returns the FLOPs of an iteration with full recomputation, as Megatron counts GPT layers.
+    """Returns an iteration's FLOPs with full recomputation by Megatron's formula for GPT layers.
 
-    The formula is 96 · gbs · s · l · h² · (1 + s/6h + V/16lh), which counts all pairs of tokens.
+    The formula is 96 · gbs · s · l · h² · (1 + s/6h + V/16lh). It counts attention over all pairs
+    of tokens, including pairs that the causal mask removes.
     Source: Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters Using
     Megatron-LM, SC 2021, equation 3, in Megatron-DeepSpeed since its pull request 251.
     """
@@ -74,23 +76,26 @@ def _megatron_flops(shape: TransformerShape, gbs: int) -> float:
 
 
 def model_flops(shape: TransformerShape, gbs: int) -> float:
-    """Returns the FLOPs of an iteration without recomputation, which are the numerator of MFU.
+    """Returns an iteration's FLOPs without recomputation, the numerator of MFU.
 
-    All GEMMs of any shape are counted (grouped heads, gated MLPs), and all pairs of tokens in
-    attention, masked or not, as in Megatron. For a GPT with ffn = 4·hidden the result is 3/4 of
-    Megatron's count, plus 1/4 of the 6·V·h per token of the logits, because logits are never
-    recomputed.
+    All GEMMs of any shape count, including grouped heads and gated MLPs. As in Megatron, attention
+    counts all pairs of tokens, masked or not. For a GPT with ffn = 4·hidden, the result is 3/4 of
+    Megatron's count plus 1.5·V·h per token: Megatron's 6·V·h for the logits contain no
+    recomputation that could be subtracted.
     """
     pairs = 4 * shape.seq * shape.heads * shape.core_dim
-    # The embedding is a lookup and the logits are a GEMM, whether or not they share a matrix.
+    # Weights that GEMMs use. The logits are a GEMM, and the embedding is a lookup. With tied
+    # weights, the shared matrix therefore counts once.
     met = shape.active_parameters - shape.vocab * shape.hidden * (not shape.tied)
     return 3.0 * gbs * shape.seq * (2 * met + shape.layers * pairs)
 
 
 def hardware_flops(shape: TransformerShape, gbs: int, recompute: str = "none") -> float:
-    """Returns the FLOPs of an iteration with a kind of recomputation (see `Layout`).
+    """Returns an iteration's FLOPs including recomputation.
 
-    GPT layers are counted as in Megatron (`_megatron_flops`).
+    GPT layers are counted by Megatron's formula, other layers as in `model_flops`.
+
+    recompute: kind of recomputation, as in `Layout`.
     """
     none = 0.75 * _megatron_flops(shape, gbs) if _is_gpt(shape) else model_flops(shape, gbs)
     if recompute == "full":

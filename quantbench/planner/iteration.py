@@ -1,9 +1,10 @@
-"""Predicts the time of a training iteration from layer times, schedule, traffic and optimizer.
+"""Predicts the time of one training iteration, in total and by part.
 
-The schedule is 1F1B (Narayanan et al., 2019 and 2021): each micro-batch takes one slot per stage,
-forward and backward, and the slowest stage sets the pace. Filling and draining the pipeline costs
-one slot of every stage except the slowest one, divided by the number of chunks if stages are
-interleaved.
+`iteration` adds up layer times, pipeline idle time, network traffic and the optimizer step. The
+pipeline schedule is 1F1B, in which a stage alternates forward and backward passes (Narayanan et
+al., 2019 and 2021). The two passes of a micro-batch take one slot per stage, and the slowest stage
+sets the pace. Filling and draining the pipeline costs one slot of every stage except the slowest.
+With interleaving, this cost is divided by the number of chunks per stage.
 """
 
 import math
@@ -15,36 +16,39 @@ from quantbench.planner.layer_time import NO_TIME, LayerTimes, Span
 from quantbench.planner.layout import Job, Layout, stages_of
 from quantbench.planner.memory import embedding_parameters, stage_parameters
 
-# Bytes per parameter of an optimizer step. Mixed-precision Adam reads the master weight, two
-# moments and the gradient in fp32. It writes the master weight and the moments in fp32, and the
-# weight in half precision.
+# Bytes per parameter that an optimizer step moves. Mixed-precision Adam reads the master weight,
+# two moments and the gradient in fp32. It writes the master weight and the moments in fp32, and
+# the weight in 16 bits.
 _STEP_BYTES = 4 * 4 + 3 * 4 + 2
-# Parameters per gradient bucket, which is the default of DeepSpeed's reduce_bucket_size. Every
-# bucket costs the latency of a collective. With ZeRO-3, every layer does instead.
+# Parameters per gradient bucket: the default of DeepSpeed's reduce_bucket_size. Each bucket is one
+# collective. With ZeRO-3, each layer is one collective instead.
 _BUCKET_PARAMETERS = 5e8
-# Fraction of the overlapped reductions that shows in the time, relative to the fraction of the
-# overlapped gathers (`exposed_share`). Nothing waits for reductions, but they take SMs and memory
-# bandwidth. This value is assumed, not fitted.
+# Exposed fraction of overlapped gradient reductions, relative to `Calibration.exposed_share`, which
+# is the fraction for weight gathers. Computation does not wait for reductions, but they take SMs
+# and memory bandwidth. The value is assumed, not fitted.
 _REDUCTIONS_WAIT = 0.25
 
 
 @dataclass(frozen=True)
 class Iteration:
-    """Time per iteration in s, and its parts on the slowest stage, which add up to `sec.mid`.
+    """Predicted time per iteration, and its parts on the slowest pipeline stage, all in s.
 
-    products: weight GEMMs.
-    attention: GEMMs and softmax of attention.
-    recompute: recomputed forward passes.
-    vector: elementwise kernels.
-    overhead: fitted overhead per layer.
-    tensor: tensor-parallel collectives, exchange of rows between experts, and context-parallel
-        traffic.
-    logits: embedding, logits and loss, if the slowest stage holds them.
-    point_to_point: transfers between stages.
+    The parts add up to `sec.mid`.
+
+    sec: time per iteration, with its 90 % interval.
+    products: weight GEMMs, including the experts' GEMMs.
+    attention: attention core, between the qkv projection and the output projection.
+    recompute: recomputation of forward passes.
+    vector: elementwise kernels, norms and data movement, limited by memory bandwidth.
+    overhead: launches and small kernels, by the fitted overhead per layer.
+    tensor: tensor-parallel collectives, exchange of tokens between GPUs with different experts, and
+        exposed context-parallel traffic.
+    logits: embedding, logits and loss, if the slowest stage holds them; else 0.
+    point_to_point: transfers to and from neighbouring stages.
     bubble: idle time while the pipeline fills and drains.
-    data_parallel: part of the data-parallel traffic that shows in the time.
-    optimizer: optimizer step, with its fixed overhead.
-    stragglers: time of waiting for the slowest node.
+    data_parallel: data-parallel traffic that does not overlap with computation.
+    optimizer: optimizer step, and the fixed overhead per iteration.
+    stragglers: waiting for the slowest node.
     """
 
     sec: Span
@@ -63,7 +67,7 @@ class Iteration:
 
     @property
     def bubble_share(self) -> float:
-        """Fraction of the time of the iteration that the pipeline bubble takes."""
+        """The pipeline bubble's fraction of the iteration time, 0 to 1."""
         return self.bubble / self.sec.mid
 
     @property
@@ -75,9 +79,10 @@ class Iteration:
 
     @property
     def bound(self) -> str:
-        """The largest loss, or `compute` if every loss is small.
+        """Name of the largest loss, or `compute` if no loss is large.
 
-        A loss is small if it is at most a fifth of the time of GEMMs and attention.
+        A loss is one of the parts other than GEMMs and attention, or a sum of related parts. It is
+        large if it exceeds a fifth of the time of GEMMs and attention.
         """
         losses = {
             "tensor-parallel traffic": self.tensor,
@@ -85,8 +90,8 @@ class Iteration:
             "network": self.data_parallel + self.point_to_point,
             "recomputation": self.recompute,
             "launches and stragglers": self.overhead + self.stragglers,
-            # In a pipeline the logits delay the other stages. Without a pipeline they are ordinary
-            # work.
+            # In a pipeline, the other stages wait for the stage with the logits. Without a
+            # pipeline, the logits are ordinary work.
             "logits": self.logits * (self.bubble > 0),
             "memory bandwidth": self.vector + self.optimizer,
         }
@@ -97,8 +102,9 @@ class Iteration:
 def iteration(
     job: Job, layout: Layout, layer_times: LayerTimes, calibration: Calibration
 ) -> Iteration:
-    """Predicts one iteration of a job in a layout, which must break no strict rule.
+    """Predicts the time of one iteration.
 
+    layout: layout that may break strict rules only if they are in `constraints.OF_SOFTWARE`.
     layer_times: layer times of the job.
     calibration: factors of training.
     """
@@ -123,7 +129,7 @@ def iteration(
             pace = span
             slowest = kind
             layer = mean
-    # Filling and draining costs one slot of every stage except one stage that is slowest.
+    # Filling and draining costs one slot of every stage except the slowest.
     fill = (fill + pace * -1) * (1 / layout.interleave)
 
     step_s = calibration.step_overhead_ms * 1e-3
@@ -131,8 +137,8 @@ def iteration(
     if layout.zero >= 1:
         own = dense / layout.replicas + experts / layout.expert_replicas
     step_s += _STEP_BYTES * own / job.elementwise_bytes_per_s
-    # From ZeRO-2 on, gradients are reduced in every micro-batch, so that the traffic can overlap
-    # with all micro-batches. Otherwise it can overlap only with the last one.
+    # With ZeRO-2 and ZeRO-3, gradients are reduced in every micro-batch, so traffic can overlap
+    # with all micro-batches. With ZeRO-0 and ZeRO-1, it can overlap only with the last one.
     room = pace.mid
     if layout.zero >= 2:
         room *= count
@@ -142,7 +148,8 @@ def iteration(
     network += tied_embedding_s(job, layout, calibration, embedding)
     total = pace * count + fill + (network + step_s)
     nodes = layout.gpus / job.cluster.gpus_per_node
-    # The largest of n normal deviates is about √(2 ln n) standard deviations above the mean.
+    # The slowest of n nodes is about √(2 ln n) standard deviations above the mean, if their times
+    # are normally distributed.
     waiting = calibration.straggler_spread * math.sqrt(2 * math.log(max(nodes, 1)))
 
     own_layers = slowest.layers * count
@@ -165,11 +172,11 @@ def iteration(
 
 
 def point_to_point_s(job: Job, layout: Layout) -> float:
-    """Returns the time to send the activations of one micro-batch to the next stage, in s.
+    """Returns the time to send one micro-batch's activations to the next stage, in s.
 
-    Each tensor-parallel rank sends its part of the activations, and the receiving ranks gather the
-    parts (Narayanan et al., 2021, section 4.1; DeepSpeed's PartitionedTensor). The time of the
-    gather is not counted. The full rate of the adapters is assumed, because the fitted
+    Each tensor-parallel rank sends a slice of the activations, and the receiving ranks gather all
+    slices (Narayanan et al., 2021, section 4.1; DeepSpeed's PartitionedTensor). The time of this
+    gather is not counted. Network adapters are assumed to reach their full rate, because the fitted
     data_parallel_share describes rings with many small messages.
     """
     if layout.pp == 1:
@@ -177,21 +184,25 @@ def point_to_point_s(job: Job, layout: Layout) -> float:
     shape = job.shape
     cluster = job.cluster
     sent = layout.mbs * shape.seq * shape.hidden * shape.element_bytes / layout.tp / layout.cp
-    # A stage that fills a node has its neighbours on other nodes.
+    # If a stage fills a node, its neighbours are on other nodes.
     if layout.tp * layout.replicas >= cluster.gpus_per_node:
         return NODE_LATENCY_S + sent / cluster.gpu_bytes_per_s
     return cluster.intra_node(2).time_s(sent)
 
 
 def ring_passes(job: Job, layout: Layout) -> tuple[int, int]:
-    """Returns how often weights are gathered and gradients reduced per iteration.
+    """Returns the number of (weight gathers, gradient reductions) per iteration.
 
-    Each pass goes around the data-parallel ring. Without ZeRO there is one all-reduce, which counts
-    as two reductions. ZeRO-1 gathers and reduces once per iteration. ZeRO-2 gathers once per
-    iteration and reduces once per micro-batch; with PyTorch's FSDP it also gathers once per
-    micro-batch (torch.distributed.fsdp.ShardingStrategy: SHARD_GRAD_OP reshards after the backward
-    pass). ZeRO-3 gathers twice and reduces once per micro-batch. Source: Rajbhandari et al., ZeRO,
-    2020, section 7.
+    Each gather or reduction is one pass around the data-parallel ring. By ZeRO stage:
+
+    - 0: one all-reduce, which takes as long as two reductions and is counted as two.
+    - 1: one gather and one reduction per iteration.
+    - 2: one gather per iteration, and one reduction per micro-batch. PyTorch's FSDP also gathers
+      once per micro-batch (torch.distributed.fsdp.ShardingStrategy: SHARD_GRAD_OP reshards after
+      the backward pass).
+    - 3: two gathers and one reduction per micro-batch.
+
+    Source: Rajbhandari et al., ZeRO, 2020, section 7.
     """
     if layout.zero == 0:
         return 0, 2
@@ -212,10 +223,10 @@ def data_parallel_s(
     stage_parameters: int,
     experts: int = 0,
 ) -> float:
-    """Returns the time of data-parallel traffic per iteration without overlap, in s.
+    """Returns the time of an iteration's data-parallel traffic if nothing overlaps, in s.
 
-    stage_parameters: parameters of a stage on one GPU, without its experts.
-    experts: parameters of the stage's experts on one GPU.
+    stage_parameters: number of a stage's parameters on one GPU, without experts.
+    experts: number of the experts' parameters on one GPU of the stage.
     """
     volume = sum(ring_passes(job, layout))
     # Number of collectives per pass.
@@ -226,8 +237,8 @@ def data_parallel_s(
     seconds = _ring_s(job, layout, calibration, layout.replicas, 1, ring_bytes, volume * each)
     if not experts:
         return seconds
-    # Experts have fewer replicas. Their ring connects only the GPUs that hold the same experts,
-    # which are ep / tp data-parallel GPUs apart.
+    # Experts have fewer replicas. Their ring connects only GPUs that hold the same experts. The
+    # distance between these GPUs is ep / tp data-parallel ranks.
     stride = max(1, layout.ep // layout.tp)
     ring_bytes = volume * experts * job.shape.element_bytes
     ranks = layout.expert_replicas
@@ -245,15 +256,15 @@ def _ring_s(
 ) -> float:
     """Returns the time of collectives over rings of data-parallel GPUs, in s.
 
-    Ranks are placed as in Megatron-DeepSpeed: tensor-parallel ranks are adjacent, then come
-    data-parallel ranks, and pipeline stages are outermost. So a node holds gpus_per_node / tp
-    members of a data-parallel group (at most dp), their ring leaves the node once, and
-    gpus_per_node / members rings share the adapters of the node.
+    Ranks are numbered as in Megatron-DeepSpeed: tensor-parallel ranks are adjacent, then come
+    data-parallel ranks, then pipeline stages. A node therefore holds gpus_per_node / (tp · stride)
+    GPUs of a ring, at most all of them. A ring over several nodes leaves each node once, and all
+    rings of a node share its network adapters.
 
     ranks: number of GPUs in a ring.
-    stride: distance between neighbours of a ring, in data-parallel GPUs.
-    ring_bytes: bytes of the buffers of all passes together.
-    collectives: number of collectives. Each costs the latency of a ring between nodes.
+    stride: distance between neighbours in a ring, in data-parallel ranks.
+    ring_bytes: total buffer size of all passes, in bytes.
+    collectives: number of collectives. Each adds the latency of one pass over the ring's nodes.
     """
     if ranks == 1:
         return 0.0
@@ -263,7 +274,7 @@ def _ring_s(
     if in_node == ranks:
         return cluster.intra_node(ranks).time_s(ring_bytes)
     rings = cluster.gpus_per_node / in_node
-    # Each collective passes every node of the ring in turn.
+    # Each collective visits every node of the ring in turn.
     nodes = ranks / in_node
     share = calibration.data_parallel_share / (1 + calibration.congestion * math.log2(nodes))
     latency_s = collectives * (nodes - 1) * calibration.hop_us * 1e-6
@@ -273,11 +284,12 @@ def _ring_s(
 def tied_embedding_s(
     job: Job, layout: Layout, calibration: Calibration, embedding_parameters: int
 ) -> float:
-    """Returns the time to add up the gradients of a tied embedding, in s.
+    """Returns the time to sum the gradients of a tied embedding over two stages, in s.
 
-    The first and the last stage each have such a gradient.
+    The first stage has the gradient from the embedding, and the last stage the gradient from the
+    logits. Without pipeline stages or without tied weights, the time is 0.
 
-    embedding_parameters: parameters of the embedding on one GPU.
+    embedding_parameters: number of the embedding's parameters on one GPU.
     """
     if layout.pp == 1 or not job.shape.tied:
         return 0.0
@@ -294,14 +306,14 @@ def exposed_s(
     traffic_s: float,
     room_s: float,
 ) -> float:
-    """Returns how much of the traffic shows in the time of the iteration, in s.
+    """Returns how much data-parallel traffic adds to the iteration time, in s.
 
-    All traffic that does not overlap shows. Of the overlapped gathers of weights, a fraction shows,
-    because computation waits for it. Of the overlapped reductions of gradients, a smaller fraction
-    shows, because reductions slow computation down. At most `room_s` of the traffic overlaps.
+    Traffic that does not overlap with computation adds its full time. Overlapped weight gathers add
+    a fraction of their time, because computation waits for some of them. Overlapped gradient
+    reductions add a smaller fraction, because they only slow computation down.
 
-    traffic_s: time of the traffic without overlap, in s.
-    room_s: time of the computation that can overlap with the traffic, in s.
+    traffic_s: time of the traffic if nothing overlaps, in s.
+    room_s: time of the computation with which traffic can overlap, in s. It limits the overlap.
     """
     # With ZeRO-3 all traffic can overlap: DeepSpeed's overlap_comm is true for stage 3
     # (deepspeed.ai, DeepSpeed Configuration JSON), and FSDP prefetches.

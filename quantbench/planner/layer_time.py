@@ -1,8 +1,8 @@
-"""Computes the time of one layer per micro-batch, on one GPU of a parallel layout.
+"""Predicts the time of one transformer layer per micro-batch, on one GPU of a parallel layout.
 
-GEMMs, softmax and attention are predicted op by op, and collectives from the links of the cluster.
-Kernels that the memory bandwidth limits (norms, biases, activations, dropout, residuals) are
-counted in bytes.
+`LayerTimes` caches these times for a job. GEMMs, softmax and attention are predicted op by op.
+Norms, biases, activation functions, dropout and residuals are predicted from the bytes that they
+move, because memory bandwidth limits them. Collectives are predicted from the cluster's links.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ from quantbench.workload.moe import Permute
 from quantbench.workload.ops import Cast
 from quantbench.workload.parameters import padded_vocab
 
-# Ops between the qkv projection and the output projection.
+# Ops of the attention core, between the qkv projection and the output projection.
 _CORE = ("scores", "softmax", "context", "attention")
 
-# Half-width in log time of the interval of attention with latent keys and values, which is
-# predicted as ordinary attention with the same FLOPs (`TransformerShape.core_dim`). In the forward
-# pass, the medians of TRT-LLM 1.3.0rc20 are 3 % above this prediction on H100, and up to 25 % below
-# it on B300 and GB300 (aiconfigurator-core 0.12.0, context_mla_perf, 1024 tokens and more). The
-# backward pass is not measured.
+# Additional half-width in log time of latent attention's interval. Latent attention is predicted as
+# ordinary attention with the same FLOPs (`TransformerShape.core_dim`). Median forward times of
+# TRT-LLM 1.3.0rc20 are 3 % above this prediction on H100, and up to 25 % below it on B300 and GB300
+# (aiconfigurator-core 0.12.0, context_mla_perf, 1024 tokens and more). The backward pass has not
+# been measured.
 _LATENT_SCATTER = math.log(1.4)
 
-# Bytes that the vocabulary-parallel cross entropy moves per logit, in fp32. The logits are cast,
-# reduced twice, exponentiated and scaled, and the gradient is written and cast back (Megatron-LM,
+# Bytes per logit that the vocabulary-parallel cross entropy moves. Each logit is cast to fp32,
+# reduced twice, exponentiated and scaled. Its gradient is written and cast to 16 bits (Megatron-LM,
 # mpu/cross_entropy.py).
 _LOSS_BYTES = (2 + 4) + 4 + (4 + 4) + (4 + 4) + (4 + 2)
 
-# Rows of the tiles of grouped GEMMs.
+# Height in rows of the tiles that grouped GEMMs are assumed to use.
 _TILE_ROWS = 128
 
 
 @dataclass(frozen=True)
 class Span:
-    """Time in seconds with its 90 % interval.
+    """Time in seconds with its 90 % interval, from `low` to `high`.
 
-    A plain number stands for a time whose interval has no width.
+    Adding a float adds a time without uncertainty.
     """
 
     low: float
@@ -66,10 +66,10 @@ class Span:
         return Span(self.low * factor, self.mid * factor, self.high * factor)
 
     def widened(self, scatter: float) -> Span:
-        """Returns the time with an independent error added.
+        """Returns the time with its interval widened by an independent error.
 
-        scatter: half-width in log time of the error's 90 % interval, which is a factor of
-            exp(±scatter).
+        scatter: half-width of the error's 90 % interval in log time. The error alone would give an
+            interval from mid · exp(-scatter) to mid · exp(scatter).
         """
         below = math.hypot(math.log(self.mid / self.low), scatter)
         above = math.hypot(math.log(self.high / self.mid), scatter)
@@ -77,24 +77,28 @@ class Span:
 
 
 NO_TIME = Span(0.0, 0.0, 0.0)
+#: times of the (forward, backward) pass
 Spans = tuple[Span, Span]
 
 
 class LayerTime(NamedTuple):
-    """Times per micro-batch on one GPU, in s. Pairs are (forward, backward).
+    """Times per micro-batch on one GPU, in s: of one layer, and of embedding and logits.
 
-    products: weight GEMMs of a layer, without the GEMMs of routed experts.
-    experts: GEMMs of the routed experts of a layer.
-    core: GEMMs and softmax of attention, or fused attention.
-    vector: kernels of a layer that the memory bandwidth limits.
-    dropout: dropout in the forward pass of the attention core.
-    reduces: tensor-parallel collectives and exchange of rows between experts, forward and backward.
-    context: context-parallel traffic of a layer, forward and backward.
-    logits: GEMMs of the logits. After `fitted` they include the loss.
-    loss: loss, by the bytes of ideal passes.
-    embedding: lookup in the embedding and accumulation of its gradient.
-    quantized: whether the GEMMs of a layer have 8- or 4-bit inputs.
-    overhead: launches and small kernels of a layer, forward and backward. `fitted` sets it.
+    Pairs are (forward, backward). A single time is the sum of both passes, except `dropout`.
+
+    products: weight GEMMs of the layer, without routed experts.
+    experts: GEMMs of the layer's routed experts.
+    core: attention core: scores, softmax and context, or fused attention.
+    vector: kernels of the layer that memory bandwidth limits.
+    dropout: dropout in the attention core, forward only.
+    reduces: tensor-parallel collectives, and exchange of tokens between GPUs with different
+        experts.
+    context: context-parallel traffic that does not overlap with attention.
+    logits: GEMMs of the logits; after `fitted`, also the loss.
+    loss: cross entropy, from the bytes that it moves.
+    embedding: embedding lookup, and accumulation of the embedding's gradient.
+    quantized: whether the layer's GEMMs have 8- or 4-bit inputs.
+    overhead: launches and small kernels of the layer; 0 until `fitted` sets it.
     """
 
     products: Spans
@@ -111,9 +115,7 @@ class LayerTime(NamedTuple):
     overhead: float = 0.0
 
     def fitted(self, c: Calibration) -> LayerTime:
-        """Returns the times in training.
-
-        The times of single ops and of ideal passes are multiplied by the factors.
+        """Converts times of isolated ops to times in training.
 
         c: factors of training.
         """
@@ -135,15 +137,15 @@ class LayerTime(NamedTuple):
 
     @property
     def once(self) -> Span:
-        """Time of a layer without recomputation, in s."""
+        """Time of the layer's forward and backward pass without recomputation, in s."""
         rest = sum(self.vector) + self.reduces + self.context + self.overhead
         return sum((*self.products, *self.experts, *self.core), NO_TIME) + rest
 
     def mixed(self, other: LayerTime, share: float) -> LayerTime:
-        """Returns the mean layer of a stage that has two kinds of layers.
+        """Returns the mean times over the layers of a stage with two kinds of layers.
 
-        other: times of the other kind of layer.
-        share: fraction of the layers that are of the other kind.
+        other: times of the second kind of layer.
+        share: fraction of the stage's layers that are of the second kind, 0 to 1.
         """
         if not share:
             return self
@@ -156,16 +158,14 @@ class LayerTime(NamedTuple):
         return LayerTime(*map(mean, self, other))
 
     def repeated(self, recompute: str) -> Span:
-        """Returns the time of the recomputation of a layer, in s.
+        """Returns the time to recompute the layer's activations, in s.
 
-        With `full`, the forward pass is repeated; with `selective`, the attention core with its
-        dropout.
-
-        recompute: kind of recomputation, as in `Layout`.
+        recompute: `full` repeats the forward pass, `selective` repeats the attention core with its
+            dropout, and `none` repeats nothing.
         """
         if recompute == "full":
-            # Half of the collectives belong to the forward pass. A third of the context-parallel
-            # bytes do, and the time that shows is assumed to divide like the bytes.
+            # The forward pass has half of the collectives and a third of the context-parallel
+            # bytes. The exposed context-parallel time is assumed to divide like these bytes.
             again = self.vector[0] + self.reduces / 2 + self.context / 3
             return self.products[0] + self.experts[0] + self.core[0] + again
         if recompute == "selective":
@@ -174,14 +174,15 @@ class LayerTime(NamedTuple):
 
 
 def _scaled(pair: Any, factor: float) -> Any:
-    """Multiplies both values of a pair by a factor."""
+    """Returns a (forward, backward) pair with both values multiplied by a factor."""
     return pair[0] * factor, pair[1] * factor
 
 
 class LayerTimes:
-    """Cache of the layer times of a job.
+    """Predicts and caches the layer times of one job.
 
-    The key is the part of a layout on which the layer times depend (`Layout.per_layer`).
+    The cache's key has only the settings of a layout on which layer times depend
+    (`Layout.per_layer`), so many layouts share one entry.
     """
 
     def __init__(self, job: Job, times: OpTimes) -> None:
@@ -190,7 +191,7 @@ class LayerTimes:
         self._known: dict[LayerKey, LayerTime] = {}
 
     def at(self, key: LayerKey) -> LayerTime:
-        """Returns the times of ideal single ops on one GPU.
+        """Returns the layer times if every op took its isolated time.
 
         `LayerTime.fitted` converts them to times in training.
         """
@@ -198,7 +199,7 @@ class LayerTimes:
         return self._known[key]
 
     def prepare(self, keys: Iterable[LayerKey]) -> None:
-        """Computes the times for many keys in one batched query."""
+        """Predicts and caches the layer times of many keys with one batch of op estimates."""
         wanted = set(keys)
         if self._job.shape.dense_layers:
             wanted |= {key._replace(dense=not key.dense) for key in wanted}
@@ -218,9 +219,9 @@ class LayerTimes:
             self._known[key] = self._layer(key, seconds)
 
     def _layer(self, key: LayerKey, seconds: Mapping[Compute, Span]) -> LayerTime:
-        """Adds up the times of the ops, bytes and collectives of one layer.
+        """Adds up the layer times for one key.
 
-        seconds: time of each workload, in s.
+        seconds: predicted time of each workload, in s.
         """
         shape, ops = _ops(self._job.shape, key)
         spans: dict[tuple[str, bool], Span] = defaultdict(lambda: NO_TIME)
@@ -243,8 +244,8 @@ class LayerTimes:
                 part = "core"
                 if shape.kv_rank:
                     time = time.widened(_LATENT_SCATTER)
-                # Ring attention gives every GPU an early and a late chunk of the sequence, so that
-                # all GPUs have the same causal work.
+                # The op covers whole sequences. With ring attention, each of cp GPUs has an early
+                # and a late chunk of a sequence, so the causal work divides evenly.
                 time *= 1 / key.cp
             spans[part, op.phase == "forward"] += time
 
@@ -263,14 +264,14 @@ class LayerTimes:
                 (backward_bytes + moved_backward) / bytes_per_s + dropout_s,
             ),
             dropout=dropout_s,
-            # Megatron runs two all-reduces forward and two backward. With sequence parallelism
-            # there are gathers and scatters of the same volume instead. Rows also make four trips:
+            # Megatron runs two all-reduces forward and two backward. Sequence parallelism replaces
+            # them by gathers and scatters of the same volume. Tokens are also exchanged four times:
             # to their experts and back, forward and backward.
             reduces=4 * (self._reduce_s(own) + self._exchange_s(own, key)),
             context=self._context_s(shape, key, spans["core", True].mid),
             logits=spans["logits", True] + spans["logits", False],
             loss=own.tokens * own.vocab / own.tp * _LOSS_BYTES / bytes_per_s,
-            # Lookup and gradient accumulation move each element of a row about four times.
+            # Lookup and gradient accumulation together move each element about four times.
             embedding=4 * row_bytes / bytes_per_s,
             quantized=bool(shape.fp8_recipe),
         )
@@ -278,7 +279,9 @@ class LayerTimes:
     def _reduce_s(self, shape: TransformerShape) -> float:
         """Returns the time of one tensor-parallel all-reduce, in s.
 
-        Beyond a node, only the bytes over the network adapters count, and no latency.
+        If the group spans several nodes, only the network transfer is counted, without latency.
+
+        shape: layer on one GPU, with the GPU's tokens.
         """
         if shape.tp == 1:
             return 0.0
@@ -290,20 +293,21 @@ class LayerTimes:
         return bus_bytes / cluster.gpu_bytes_per_s
 
     def _exchange_s(self, shape: TransformerShape, key: LayerKey) -> float:
-        """Returns the time to send the rows of a layer to their experts, in s.
+        """Returns the time to send a micro-batch's tokens to their experts, in s.
 
-        The way back takes the same time, as do the two ways in the backward pass. A row crosses
-        the network once to each other node that holds an expert of the row, and a link inside a
-        node once to each other GPU that holds one. The two kinds of transfers overlap, so the
-        longer time counts.
+        Sending the results back takes the same time. A token is sent over the network once to each
+        other node with an expert of the token, and inside a node once to each other GPU with such
+        an expert. Both kinds of transfers overlap, so the result is the longer time.
+
+        shape: layer on one GPU, with the GPU's tokens.
         """
         if key.ep == 1 or not shape.experts:
             return 0.0
         cluster = self._job.cluster
         row_bytes = shape.tokens / key.tp * shape.hidden * shape.element_bytes
-        # The times of the links were measured with all-reduces, in which a GPU sends all its bytes
-        # to one neighbour. Here a GPU divides its bytes over the GPUs of the node. Equal numbers of
-        # bytes are assumed to take equal times.
+        # Link times were measured with all-reduces, in which a GPU sends all its bytes to one
+        # neighbour. In an exchange, a GPU sends its bytes to all GPUs of the node. The same number
+        # of bytes is assumed to take the same time.
         seconds = 0.0
         inside = min(key.ep, cluster.gpus_per_node)
         if inside > 1:
@@ -316,13 +320,14 @@ class LayerTimes:
         return max(seconds, NODE_LATENCY_S + sent / cluster.gpu_bytes_per_s)
 
     def _context_s(self, shape: TransformerShape, key: LayerKey, core_forward_s: float) -> float:
-        """Returns how much of the context-parallel traffic shows in the time, in s.
+        """Returns the time of context-parallel traffic that does not overlap with attention, in s.
 
-        Keys and values are sent once in the forward pass. In the backward pass they are sent again,
-        with their gradients. In a ring, each transfer of a chunk overlaps with attention on the
-        chunk that has arrived before.
+        Keys and values go around the ring once in the forward pass. In the backward pass, they go
+        around again together with their gradients. The transfer of each chunk overlaps with
+        attention on the previous chunk.
 
-        core_forward_s: time of the forward pass of the attention core, in s.
+        shape: layer on one GPU, with whole sequences.
+        core_forward_s: forward time of the attention core on one GPU, in s.
         """
         if key.cp == 1:
             return 0.0
@@ -334,16 +339,17 @@ class LayerTimes:
         else:
             once = (key.cp - 1) * NODE_LATENCY_S + sent / cluster.gpu_bytes_per_s
         # A ring has cp - 1 transfers, so attention on one of the cp chunks overlaps with none. The
-        # backward pass computes 2.5 times as much as the forward pass (five GEMMs instead of two).
+        # backward pass has 2.5 times the work of the forward pass: five GEMMs instead of two.
         room = core_forward_s * (key.cp - 1) / key.cp
         return max(once - room, 0.0) + max(2 * once - 2.5 * room, 0.0)
 
 
 @lru_cache(maxsize=1024)
 def _ops(whole: TransformerShape, key: LayerKey) -> tuple[TransformerShape, tuple[Op, ...]]:
-    """Returns a layer on one GPU, and its ops.
+    """Returns one layer on one GPU, and the layer's ops.
 
-    The layer has whole sequences. Its linear ops have the tokens that the GPU holds.
+    The shape and the ops of the attention core have whole sequences. With context parallelism, the
+    linear ops have only the GPU's tokens.
     """
     shape = divided(whole, key.tp, key.mbs)
     if key.dense:
@@ -352,23 +358,24 @@ def _ops(whole: TransformerShape, key: LayerKey) -> tuple[TransformerShape, tupl
         shape = replace(shape, ep=key.ep, expert_tp=1)
     ops = shape.ops()
     if key.cp > 1:
-        # Linear ops have the tokens of the GPU. Attention is divided later.
+        # Only linear ops are divided here. `LayerTimes` divides the attention core's time.
         part = replace(shape, seq=shape.seq // key.cp).ops()
         ops = tuple(a if a.name in _CORE else b for a, b in zip(ops, part, strict=True))
     return shape, ops
 
 
 def _other_places(shape: TransformerShape, places: float) -> float:
-    """Returns the expected number of other GPUs or nodes that hold experts of one row.
+    """Returns the expected number of other GPUs (or nodes) to which one token is sent.
 
-    The GPUs or nodes of a row's experts are taken as independent of each other.
+    A token is sent once to each GPU that holds experts of the token. Experts are assumed to be
+    chosen at random.
 
-    places: number of GPUs or nodes that share the experts.
+    places: number of GPUs (or nodes) over which the experts are spread.
     """
-    # `share` is the probability that a given place holds an expert of the row. If the model limits
-    # a row to `top` groups of experts, a place that holds whole groups is met if one of its groups
-    # is among them. A place that holds a part of a group is met if the group is among them and one
-    # of the experts chosen in the group lies in this part.
+    # `share` is the probability that a given GPU (or node) holds an expert of the token. The model
+    # may limit a token to `top` groups of experts. A GPU with whole groups then gets the token if
+    # one of these groups was chosen. A GPU with a fraction of a group gets the token if the group
+    # was chosen, and one of the experts chosen in the group is on this GPU.
     groups = shape.expert_groups
     top = shape.top_groups
     if not groups:
@@ -381,7 +388,7 @@ def _other_places(shape: TransformerShape, places: float) -> float:
 
 
 def _moved(op: Op) -> tuple[int, int]:
-    """Returns the bytes (forward, backward) that a cast or a permutation moves."""
+    """Returns the bytes (forward, backward) that a cast or a permutation moves, 0 for other ops."""
     work = op.workload
     if not isinstance(work, Cast | Permute):
         return 0, 0
@@ -390,17 +397,18 @@ def _moved(op: Op) -> tuple[int, int]:
 
 
 def _timed(work: Compute) -> dict[Compute, float]:
-    """Returns the workloads whose times make up the time of `work`, each with its weight.
+    """Returns workloads whose weighted times sum to the time of `work`, with their weights.
 
-    The result is empty for a cast or a permutation, which only moves bytes. A GEMM of a weight
-    gradient (layout tn) sums over tokens, and its number of tokens is rounded up to the next
-    multiple of 16 bytes. The latency model would else predict misaligned operands. In training, a
-    number of tokens misaligns no operand: in 16-bit formats it is the number of rows of an operand
-    and not their length, and narrower formats are padded.
+    Most workloads are returned unchanged with weight 1. There are three exceptions:
 
-    The GEMMs of experts are approximated by batched GEMMs of all experts with equal rows. The rows
-    of each expert are replaced by numbers that fill tiles (`_filled`), and the weight of a batched
-    GEMM is the fraction of the experts that have its number of rows.
+    - Casts and permutations return nothing, because they are counted in bytes.
+    - In a weight-gradient GEMM (layout tn), k is the number of tokens. It is rounded up to a
+      multiple of 16 bytes, because the latency model would otherwise predict misaligned operands.
+      In training, the number of tokens misaligns no operand: 16-bit operands have one row per
+      token, and narrower formats are padded.
+    - The experts' grouped GEMM is approximated by batched GEMMs over all experts with equal rows.
+      Each expert's rows are replaced by numbers that fill whole tiles (`_filled`). The weight of a
+      batched GEMM is the fraction of experts with its number of rows.
     """
     if isinstance(work, GroupedGemm):
         shares: dict[int, float] = defaultdict(float)
@@ -418,15 +426,16 @@ def _timed(work: Compute) -> dict[Compute, float]:
 
 
 def _filled(rows: int) -> tuple[tuple[int, float], ...]:
-    """Returns numbers of rows that fill tiles, each with its weight.
+    """Returns one or two numbers of rows that fill whole tiles, with weights.
 
-    They are the multiples of a unit next below and next above `rows`, or `rows` alone if it is such
-    a multiple. The unit is the height of a tile (128), or the largest power of two up to `rows` if
-    that is less, but at least 8. The weighted mean of the numbers is `rows`, or 8 for fewer rows.
-    The rows of an expert vary from iteration to iteration, so the mean time over many iterations
-    does not jump at whole tiles.
+    An expert's rows vary from iteration to iteration, so the mean time over many iterations does
+    not jump at whole tiles. The weighted mean of the numbers is `rows`, or 8 for 1 to 7 rows.
 
-    rows: number of rows of an expert.
+    The numbers are the multiples of a unit just below and just above `rows`, or `rows` alone if it
+    is a multiple. The unit is the tile height of 128 rows. Below 128 rows, the unit is the largest
+    power of two up to `rows`, but at least 8.
+
+    rows: number of rows of one expert.
 
     >>> _filled(128), _filled(160), _filled(40), _filled(3), _filled(0)
     (((128, 1.0),), ((128, 0.75), (256, 0.25)), ((32, 0.75), (64, 0.25)), ((8, 1.0),), ())
@@ -442,9 +451,10 @@ def _filled(rows: int) -> tuple[tuple[int, float], ...]:
 
 
 def divided(shape: TransformerShape, tp: int, mbs: int) -> TransformerShape:
-    """Returns one layer of the model on one of `tp` GPUs.
+    """Returns one layer of a model on one of `tp` GPUs, with the vocabulary padded as in Megatron.
 
-    The vocabulary is padded as in Megatron.
+    shape: whole model.
+    mbs: samples per micro-batch.
     """
     return replace(
         shape, layers=1, dense_layers=0, tp=tp, mbs=mbs, vocab=padded_vocab(shape.vocab, tp)
@@ -452,10 +462,12 @@ def divided(shape: TransformerShape, tp: int, mbs: int) -> TransformerShape:
 
 
 def _vector_bytes(shape: TransformerShape, key: LayerKey) -> tuple[float, float]:
-    """Returns the bytes (forward, backward) of the elementwise kernels and norms of one layer.
+    """Returns the bytes (forward, backward) that one layer's elementwise kernels and norms move.
 
     The kernels are assumed to be fused as in Megatron-LM (megatron/fused_kernels, bias_gelu,
     bias_dropout_add).
+
+    shape: layer on one GPU, with the GPU's tokens.
     """
     w = shape.element_bytes
     mask = MASK_BYTES * shape.dropout
@@ -466,33 +478,36 @@ def _vector_bytes(shape: TransformerShape, key: LayerKey) -> tuple[float, float]
     if shape.experts:
         width = shape.top_k * shape.moe_ffn + shape.shared_ffn
     gates = 2 + shape.gated
-    # The activation function reads its input with the gate and writes its output.
+    # The activation function reads its input, and the gate if there is one, and writes its output.
     activation = shape.tokens * width / shape.tp * gates * w
     qkv = shape.tokens * shape.qkv_columns
     context = shape.tokens * (shape.heads // shape.tp * shape.value_width)
     latents = shape.tokens * (shape.q_rank + shape.kv_rank)
-    # Accesses per element in the forward pass. Two norms: a read and a write each. Two residual
-    # additions with bias and dropout: two reads, a write and a mask each. Bias and transpose of q,
-    # k and v, and transpose of the context: a read and a write each. Norms of latents: a read and a
-    # write each.
+    # Memory accesses per element in the forward pass:
+    # - two norms: a read and a write each
+    # - two residual additions with bias and dropout: two reads, a write and a mask each
+    # - bias and transpose of q, k and v, and transpose of the context: a read and a write each
+    # - norms of latents: a read and a write each
     forward = whole * 2 * 2 * w + whole * 2 * (3 * w + mask) + activation
     forward += (qkv + context + latents) * 2 * w
-    # Accesses per element in the backward pass. Two norms: two reads and a write each, and two
-    # reads for the weight gradients. Two dropouts: a read, a write and a mask each. Two additions
-    # of residual gradients: two reads and a write each. Bias gradients: a read of each output,
-    # including those of the activation and of q, k and v. Activation: one read more than in the
-    # forward pass. q, k, v and the context: a read and a write each. Norms of latents: the same as
-    # the two norms.
+    # Memory accesses per element in the backward pass:
+    # - two norms: two reads and a write each, and two reads for the weight gradients
+    # - two dropouts: a read, a write and a mask each
+    # - two additions of residual gradients: two reads and a write each
+    # - bias gradients: a read of each output, including the activation's and those of q, k and v
+    # - activation: one read more than in the forward pass
+    # - q, k, v and the context: a read and a write each
+    # - norms of latents: as for the two norms
     backward = whole * (2 * 5 * w + 2 * (2 * w + mask) + 2 * 3 * w + 2 * w)
     backward += activation * (gates + 2) / gates + qkv * 3 * w + context * 2 * w + latents * 5 * w
-    # Weight gradients are accumulated over the micro-batches: two reads and a write each.
+    # Weight gradients are accumulated over micro-batches: two reads and a write per weight.
     return forward, backward + 3 * w * sum(layer_weights(shape, key))
 
 
 def _core_dropout_bytes(shape: TransformerShape) -> float:
-    """Returns the bytes of the dropout on attention probabilities (a read, a write and a mask).
+    """Returns the bytes that dropout on attention probabilities moves: a read, a write and a mask.
 
-    Returns 0 if attention is fused.
+    The result is 0 without dropout, and with fused attention.
     """
     if not shape.dropout or shape.attention == "flash":
         return 0.0

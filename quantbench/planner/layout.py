@@ -1,4 +1,7 @@
-"""Defines a training job, its parallel layout, and the split of its layers into pipeline stages."""
+"""Defines training jobs (`Job`) and their parallel layouts (`Layout`).
+
+`stages_of` also splits a model's layers into the pipeline stages of a layout.
+"""
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -12,26 +15,28 @@ from quantbench.workload import TransformerShape
 OPTIMIZERS = ("adam", "fused_adam", "adam_8bit")
 PRECISIONS = ("fp16", "bf16")
 RECOMPUTATIONS = ("full", "selective", "none")
-#: splits of the layers into stages: `layers` into equal counts; `embedding` with embedding and
-#: logits counted as a layer each (BLOOM's `--pp-partition-method 'type:transformer|embedding'`);
-#: `uneven` as equal as possible
+#: Ways to split a model's layers into pipeline stages. `layers`: each stage has the same number of
+#: layers. `embedding`: the numbers are the same if embedding and logits count as one layer each
+#: (BLOOM's `--pp-partition-method 'type:transformer|embedding'`). `uneven`: the numbers differ by
+#: at most one.
 PARTITIONS = ("layers", "embedding", "uneven")
-# Fraction of the memory bandwidth that elementwise kernels reach, as in
-# quantbench.latency.op_times.
+# Fraction of the specified memory bandwidth that elementwise kernels reach, as
+# `op_times.BANDWIDTH_EFFICIENCY` assumes for GPUs.
 _BANDWIDTH_SHARE = 0.8
 
 
 @dataclass(frozen=True)
 class Job:
-    """A training job: the settings that all compared layouts share.
+    """A training job: the settings that are common to all compared layouts.
 
     shape: the whole model (mbs = tp = 1).
-    gpus: number of GPUs.
-    gbs: samples per iteration.
+    cluster: GPUs and their links.
+    gpus: number of GPUs that the job uses.
+    gbs: global batch size, in samples per iteration.
     optimizer: adam (torch.optim.Adam), fused_adam (apex) or adam_8bit (bitsandbytes).
-    dp_overlap: fraction of the data-parallel traffic that overlaps with computation. The fraction
-        is 0 in DeepSpeed's pipeline engine, which reduces gradients after the last micro-batch.
-    stack: software, one of `calibration.STACKS`, or "" if it is unknown.
+    dp_overlap: fraction of data-parallel traffic that can overlap with computation. DeepSpeed's
+        pipeline engine has 0, because it reduces gradients after the last micro-batch.
+    stack: name of the training software in `calibration.STACKS`; "" if it is unknown.
     """
 
     shape: TransformerShape
@@ -53,19 +58,21 @@ class Job:
 
     @property
     def key(self) -> object:
-        """Hashable value that is equal for equal jobs."""
+        """Hashable identity of the job, for comparison and caching."""
         return tuple((vars(self) | {"cluster": self.cluster.key}).values())
 
     @property
     def elementwise_bytes_per_s(self) -> float:
-        """Memory bandwidth that elementwise kernels reach on the GPU of the job, in bytes/s."""
+        """Memory bandwidth that elementwise kernels reach on the job's GPU, in bytes/s."""
         return self.cluster.device.memory_gb_per_s * 1e9 * _BANDWIDTH_SHARE
 
 
 class LayerKey(NamedTuple):
-    """The part of a layout on which the time of a layer depends. Its fields are those of `Layout`.
+    """The settings of a layout on which the time of one layer depends.
 
-    dense: whether the layer has no experts although other layers of the model have some.
+    All fields except `dense` are fields of `Layout`.
+
+    dense: whether the layer has an MLP instead of experts, in a model with experts in other layers.
     """
 
     tp: int
@@ -78,21 +85,23 @@ class LayerKey(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """Parallel layout of a training job.
+    """Parallel layout of a training job: how the job is divided over GPUs and micro-batches.
 
-    dp, tp, pp, cp: degrees of data, tensor, pipeline and context parallelism. With context
-        parallelism, keys and values go around a ring that overlaps with attention. Each GPU has an
-        early and a late chunk of the sequence, so that all GPUs have the same causal work.
-    mbs: samples per micro-batch.
-    interleave: model chunks per stage; 1 for plain 1F1B.
-    zero: ZeRO stage. 0 shards nothing over dp, 1 shards optimizer states, 2 also gradients, and 3
-        also weights.
-    recompute: `full`, `none`, or `selective` for only the attention core (scores, softmax and
-        context).
-    sequence_parallel: whether norms and dropout are also divided over tp.
+    dp, tp, pp: degrees of data, tensor and pipeline parallelism.
+    mbs: micro-batch size, in samples.
+    interleave: number of model chunks per pipeline stage; 1 for the plain 1F1B schedule.
+    zero: ZeRO stage: 0 shards nothing over data-parallel GPUs, 1 shards optimizer states, 2 also
+        gradients, 3 also weights.
+    recompute: recomputation of activations in the backward pass: `full`, `selective` (only the
+        attention core: scores, softmax and context) or `none`.
+    sequence_parallel: whether norms and dropout are also divided over the tp GPUs.
     partition: split of the layers into stages, one of PARTITIONS.
-    ep: number of GPUs over which the experts are divided, with whole experts on each GPU. These
-        GPUs are among the tensor-, context- and data-parallel GPUs.
+    cp: degree of context parallelism. Keys and values go around a ring of GPUs while attention is
+        computed. Each GPU has an early and a late chunk of each sequence, so all GPUs have the same
+        causal work.
+    ep: number of GPUs over which a layer's experts are divided, with whole experts on each GPU.
+        They are the tensor-, context- and data-parallel GPUs of one pipeline stage, not additional
+        GPUs.
     """
 
     dp: int
@@ -114,32 +123,33 @@ class Layout:
 
     @property
     def gpus(self) -> int:
-        """Number of GPUs of the layout."""
+        """Number of GPUs that the layout uses."""
         return self.dp * self.tp * self.pp * self.cp
 
     @property
     def replicas(self) -> int:
-        """Number of GPUs that hold the same weights before ZeRO.
+        """Number of GPUs with the same weights, not counting ZeRO's sharding.
 
-        ZeRO shards weights and optimizer states over these GPUs, which are also the ranks of
-        data-parallel traffic.
+        These are the ranks of data-parallel collectives. ZeRO shards over them.
         """
         return self.dp * self.cp
 
     @property
     def expert_replicas(self) -> int:
-        """Number of GPUs that hold the same experts before ZeRO."""
+        """Number of GPUs with the same experts, not counting ZeRO's sharding."""
         return max(1, self.replicas * self.tp // self.ep)
 
     @property
     def per_layer(self) -> LayerKey:
-        """The part of the layout on which the time of a layer depends."""
+        """The settings on which the time of one layer depends."""
         return LayerKey(self.tp, self.mbs, self.sequence_parallel, self.cp, self.ep)
 
     def micro_batches(self, gbs: int) -> int:
-        """Returns the number of micro-batches of each pipeline per iteration.
+        """Returns the number of micro-batches per iteration in each pipeline.
 
-        A partial last micro-batch counts.
+        An incomplete last micro-batch is counted.
+
+        gbs: global batch size, in samples.
         """
         return -(-gbs // (self.mbs * self.dp))
 
@@ -157,9 +167,10 @@ class Layout:
 def layer_weights(
     shape: TransformerShape, part: Layout | LayerKey, *, dense: bool = False
 ) -> tuple[int, int]:
-    """Returns the weights of one layer on one GPU: without its experts, and of its experts.
+    """Returns one layer's number of weights on one GPU, as (outside experts, in routed experts).
 
-    dense: whether the layer is one of the model's `dense_layers`.
+    part: layout, or its settings for one layer.
+    dense: whether the layer is one of the model's `dense_layers`, which have no experts.
     """
     if dense:
         return shape.layer_weights(part.tp, dense=True), 0
@@ -168,12 +179,12 @@ def layer_weights(
 
 
 def partition_of(layers: int, pp: int, *, uneven: bool = False) -> str:
-    """Returns the partition that divides `layers` over `pp` stages.
+    """Returns the partition to use for `layers` over `pp` stages, one of PARTITIONS.
 
-    If neither the layers nor the layers plus two embeddings divide evenly, returns 'uneven' if that
-    is allowed, else 'layers', which then breaks a strict rule.
+    The first partition that gives equal stages is used, `layers` before `embedding`. If neither
+    does, the result is `uneven` if it is allowed, else `layers`, which breaks a strict rule.
 
-    uneven: whether stages of different length are allowed.
+    uneven: whether stages may differ in their number of layers.
 
     >>> partition_of(70, 12), partition_of(72, 12), partition_of(71, 12)
     ('embedding', 'layers', 'layers')
@@ -187,12 +198,15 @@ def partition_of(layers: int, pp: int, *, uneven: bool = False) -> str:
 
 @dataclass(frozen=True)
 class StageKind:
-    """A group of `count` equal pipeline stages with `layers` layers each.
+    """A group of equal pipeline stages.
 
+    layers: number of layers in each stage.
+    count: number of stages in the group.
     first: whether the stage holds the embedding.
     last: whether the stage holds the logits.
-    dense: number of its layers without experts, in a model with experts in other layers. The number
-        may be a fraction: a mean if such layers are spread, or if a chunk begins inside a layer.
+    dense: number of layers without experts in each stage, in a model with experts in other layers.
+        It may be fractional: as a mean if such layers are spread over the model, or if a chunk's
+        length is no whole number of layers.
     """
 
     layers: int
@@ -203,12 +217,12 @@ class StageKind:
 
     @property
     def neighbours(self) -> int:
-        """Number of stages next to this one. Each costs one transfer per micro-batch."""
+        """Number of adjacent stages, 0 to 2. Each costs one transfer per micro-batch."""
         return 2 - self.first - self.last
 
 
 def stages_of(shape: TransformerShape, layout: Layout) -> tuple[StageKind, ...]:
-    """Returns the groups of equal stages of a layout, from first to last (see `stage_kinds`)."""
+    """Returns a layout's pipeline stages in order, grouped by equal stages (see `stage_kinds`)."""
     dense = (shape.dense_layers, shape.dense_spread, layout.interleave)
     return stage_kinds(shape.layers, layout.pp, layout.partition, *dense)
 
@@ -217,14 +231,17 @@ def stages_of(shape: TransformerShape, layout: Layout) -> tuple[StageKind, ...]:
 def stage_kinds(
     layers: int, pp: int, partition: str, dense: int = 0, spread: bool = False, interleave: int = 1
 ) -> tuple[StageKind, ...]:
-    """Returns the groups of equal stages, from first to last.
+    """Returns the pipeline stages in order. Adjacent equal stages form one group.
 
-    With 'uneven', leftover layers go to the middle stages, because the first and last stages also
-    hold the embedding and the logits.
+    With the partition `uneven`, leftover layers go to the middle stages first, because the first
+    and last stages also hold the embedding and the logits.
 
-    dense: number of layers without experts. These layers are the first ones, or lie at even
-        distances if `spread` is True.
-    interleave: chunks of each stage. The first chunks of all stages hold the first layers.
+    layers: number of layers of the model.
+    partition: split of the layers, one of PARTITIONS.
+    dense: number of layers without experts.
+    spread: whether the dense layers are spread evenly; False if they are the model's first layers.
+    interleave: number of chunks per stage. The first chunks of all stages together hold the model's
+        first layers.
 
     >>> [(kind.layers, kind.count) for kind in stage_kinds(70, 12, "embedding")]
     [(5, 1), (6, 10), (5, 1)]

@@ -1,9 +1,10 @@
-"""Predicts the memory of the fullest GPU of a training job.
+"""Predicts the memory that a training job needs on its fullest GPU.
 
-Activations follow Korthikanti et al., Reducing Activation Recomputation in Large Transformer
-Models, 2022, sections 4 and 5, extended to any MLP width, gate and number of key/value heads. Sizes
-are in bytes and shown in GiB, because a GPU sold with 80 GB has 80 GiB and nvidia-smi reports GiB
-too.
+`memory` returns the prediction, and `limit_bytes` the usable memory of the GPU. Activations follow
+Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, 2022, sections 4
+and 5, extended to any MLP width, gated MLPs, any number of key/value heads, latent attention and
+experts. Sizes are in bytes. They are shown in GiB, because a GPU sold with 80 GB has 80 GiB, and
+nvidia-smi also reports GiB.
 """
 
 from dataclasses import asdict, dataclass
@@ -15,15 +16,16 @@ from quantbench.workload.dtypes import DTYPES
 from quantbench.workload.parameters import padded_vocab
 
 GIB = 2**30
-# Fraction of the memory that is usable. CUDA reports 79.2 of 80 GiB on an A100, and 31.7 of 32 GiB
-# on a V100.
+# Usable fraction of a GPU's memory. CUDA reports 79.2 of 80 GiB on an A100, and 31.7 of 32 GiB on a
+# V100.
 _USABLE_SHARE = 0.99
+# Bytes per fp32 element.
 _FP32 = 4
 #: bytes per element of a dropout mask
 MASK_BYTES = 1
-# Bytes per parameter of each optimizer: the fp32 master weight, the fp32 gradient during the
-# optimizer step, and two moments (fp32, or one byte each for adam_8bit). torch.optim.Adam makes one
-# more fp32 copy, the square root of the second moment.
+# Bytes per parameter that each optimizer needs: the fp32 master weight, the fp32 gradient during
+# the optimizer step, and two moments (fp32, or one byte each for adam_8bit). torch.optim.Adam makes
+# one more fp32 copy, for the square root of the second moment.
 _STATE_BYTES = {"adam": 4 + 4 + 8 + 4, "fused_adam": 4 + 4 + 8, "adam_8bit": 4 + 4 + 2}
 
 
@@ -31,11 +33,15 @@ _STATE_BYTES = {"adam": 4 + 4 + 8 + 4, "fused_adam": 4 + 4 + 8, "adam_8bit": 4 +
 class Memory:
     """Memory of the fullest GPU in bytes, by use.
 
-    activations: activations that are kept for the backward pass.
-    working: recomputed activations, weights gathered by ZeRO-3, and logits.
-    slack: extra memory of the caching allocator.
-    base: context, communicators and buffers.
-    stage: pipeline stage of the GPU, from 0.
+    weights: weights, without those that ZeRO-3 gathers for a single layer.
+    gradients: accumulated gradients.
+    optimizer: optimizer states, master weights and temporary copies of the optimizer step.
+    activations: activations kept for the backward pass.
+    working: temporary memory of one layer (recomputed activations, and weights and gradients with
+        ZeRO-3), and the logits.
+    slack: unused memory that the caching allocator reserves.
+    base: CUDA context, communicators, buckets and workspaces.
+    stage: index of the GPU's pipeline stage, from 0.
     """
 
     weights: float
@@ -65,34 +71,33 @@ class Memory:
 
 
 def limit_bytes(job: Job) -> float:
-    """Returns the usable memory of the job's GPU, in bytes."""
+    """Returns the usable memory of one of the job's GPUs, in bytes."""
     return job.cluster.device.memory_bytes * _USABLE_SHARE
 
 
 def memory(job: Job, layout: Layout, calibration: Calibration) -> Memory:
-    """Predicts the memory of a GPU of the fullest stage."""
+    """Predicts the memory of a GPU in the pipeline stage that needs the most memory."""
     found = []
     stage = 0
     for kind in stages_of(job.shape, layout):
-        # Of several equal stages, the first one holds the activations of the largest number of
-        # micro-batches.
+        # Among equal stages, the first stage keeps the activations of the most micro-batches.
         found.append(_stage(job, layout, calibration, kind, stage))
         stage += kind.count
     return max(found, key=lambda one: one.total)
 
 
 def embedding_parameters(shape: TransformerShape, tp: int) -> int:
-    """Returns the parameters of the embedding matrix on one of `tp` GPUs.
+    """Returns the number of parameters of the embedding matrix on one of `tp` GPUs.
 
-    The logits matrix has the same number of parameters.
+    The matrix of the logits has the same number.
     """
     return padded_vocab(shape.vocab, tp) // tp * shape.hidden
 
 
 def stage_parameters(job: Job, layout: Layout, kind: StageKind) -> tuple[int, int]:
-    """Returns the parameters of a stage on one GPU: without its experts, and of its experts.
+    """Returns a stage's number of parameters on one GPU, as (outside experts, in routed experts).
 
-    Biases and norms are included.
+    The first number includes embeddings, biases and norms.
     """
     shape = job.shape
     embeddings = kind.first + kind.last
@@ -108,7 +113,10 @@ def stage_parameters(job: Job, layout: Layout, kind: StageKind) -> tuple[int, in
 def _linear_weights(
     shape: TransformerShape, layout: Layout, kind: StageKind
 ) -> tuple[float, float]:
-    """Returns the weights of a stage's linear layers: without its experts, and of its experts."""
+    """Returns the number of weights in a stage's linear layers on one GPU.
+
+    The result is (outside experts, in routed experts).
+    """
     sparse = kind.layers - kind.dense
     own, experts = layer_weights(shape, layout)
     own_dense, _ = layer_weights(shape, layout, dense=True)
@@ -116,13 +124,14 @@ def _linear_weights(
 
 
 def linear_weight_bytes(job: Job) -> float:
-    """Returns the bytes that a GPU keeps of each weight of a linear layer during a micro-batch.
+    """Returns the bytes per linear-layer weight that a GPU keeps during a micro-batch.
 
-    With a recipe, Transformer Engine keeps quantized copies beside the 16-bit weights, unless the
-    weights themselves are quantized (`Stack.narrow_weights`). The forward GEMM and dgrad read the
-    weights in different directions and need a copy each: Hopper's FP8 GEMMs take the TN layout
-    only, and blocks of scales have a direction. Tensor cores of compute capability 10.x and 11.x
-    read FP8 with one scale per tensor in both directions. Sources: Transformer Engine,
+    With an 8- or 4-bit recipe, Transformer Engine keeps quantized copies in addition to the 16-bit
+    weights. A stack with quantized weights (`Stack.narrow_weights`) keeps only the copies. The
+    forward GEMM and dgrad read weights in different directions and need one copy each, because
+    Hopper's FP8 GEMMs take only the TN layout, and because a block of scales has a direction. One
+    copy is enough for FP8 with one scale per tensor on compute capability 10.x and 11.x, whose
+    tensor cores read it in both directions. Sources: Transformer Engine,
     docs/features/low_precision_training/performance_considerations, issues 1261 and 1880, and
     nvte_is_non_tn_fp8_gemm_supported.
     """
@@ -142,35 +151,40 @@ def linear_weight_bytes(job: Job) -> float:
 def _stage(
     job: Job, layout: Layout, calibration: Calibration, kind: StageKind, stage: int
 ) -> Memory:
-    """Predicts the memory of a GPU of one stage.
+    """Predicts the memory of a GPU in one pipeline stage.
 
-    stage: number of the stage, from 0.
+    kind: layers of the stage, and whether it holds embedding and logits.
+    stage: index of the stage, from 0.
     """
     shape = job.shape
     w = shape.element_bytes
     dense, experts = stage_parameters(job, layout, kind)
 
     def shared(level: int) -> float:
-        """Returns how many parameters' state a GPU holds, if ZeRO-`level` and up shards it."""
+        """Returns the number of parameters for which one GPU holds a certain state.
+
+        level: lowest ZeRO stage that shards the state.
+        """
         if layout.zero < level:
             return float(dense + experts)
         return dense / layout.replicas + experts / layout.expert_replicas
 
-    # PyTorch's FSDP keeps no 16-bit weights and gradients. It shards the fp32 weights and
-    # gradients, which are counted under the optimizer, and casts the weights that it gathers.
+    # PyTorch's FSDP keeps no 16-bit weights or gradients. It shards fp32 weights and gradients,
+    # which are counted as optimizer memory, and casts weights when it gathers them.
     half = w
     if layout.zero >= 3 and software(job.stack).fsdp:
         half = 0
     gradient = half
     states = _STATE_BYTES[job.optimizer]
     if software(job.stack).fp32_gradients and shape.attention_dtype == "bf16":
-        # The optimizer reads them without a copy (Megatron Core User Guide, Distributed Optimizer).
+        # The optimizer reads fp32 gradients without a copy (Megatron Core User Guide, Distributed
+        # Optimizer).
         gradient = _FP32
         states -= _FP32
     kept = stage_activations(job, layout, kind)
     activations = kept * in_flight(layout, stage, layout.micro_batches(job.gbs))
     dense_only = kind.dense == kind.layers
-    # The activations that a layer does not keep exist while the layer is recomputed.
+    # Recomputed activations exist only during the backward pass of their layer.
     working = 0.0
     if layout.recompute == "full":
         working = _layer_activations(job, layout, dense=dense_only)
@@ -179,13 +193,12 @@ def _stage(
     each = linear_weight_bytes(job)
     weights = half * shared(3)
     if layout.zero >= 3:
-        # The gathered weights of the current layer and of the next one, and the gradients of one
-        # layer.
+        # Gathered weights of the current and the next layer, and gradients of one layer.
         working += (2 * each + w) * sum(layer_weights(shape, layout, dense=dense_only))
     else:
         weights += (each - w) * sum(_linear_weights(shape, layout, kind))
     if kind.last:
-        # The fp16 logits, their fp32 copy and the gradient.
+        # The 16-bit logits, their fp32 copy, and the fp32 gradient.
         vocab = padded_vocab(shape.vocab, layout.tp)
         working += _tokens(job, layout) * vocab / layout.tp * (w + _FP32 + _FP32)
     return Memory(
@@ -201,19 +214,19 @@ def _stage(
 
 
 def _tokens(job: Job, layout: Layout) -> float:
-    """Returns the tokens of a micro-batch on one GPU."""
+    """Returns the number of a micro-batch's tokens on one GPU."""
     return layout.mbs * job.shape.seq / layout.cp
 
 
 def in_flight(layout: Layout, stage: int, micro_batches: int) -> float:
-    """Returns the number of micro-batches whose activations a stage holds.
+    """Returns the number of micro-batches whose activations a stage keeps at the same time.
 
-    With 1F1B the number is that of the stages from this stage to the last one. With interleaved
-    stages, each stage holds pp - 1 more chunks of a micro-batch (Korthikanti et al., section
-    4.2.3). The number is at most micro_batches.
+    With plain 1F1B, the number is pp - stage. With interleaved stages, each stage keeps the
+    activations of pp - 1 more chunks, which adds (pp - 1) / interleave micro-batches (Korthikanti
+    et al., section 4.2.3). The number is at most `micro_batches`.
 
-    stage: number of the stage, from 0.
-    micro_batches: micro-batches of the pipeline per iteration.
+    stage: index of the stage, from 0.
+    micro_batches: micro-batches per pipeline and iteration.
     """
     depth: float = layout.pp - stage
     if layout.interleave > 1:
@@ -222,7 +235,10 @@ def in_flight(layout: Layout, stage: int, micro_batches: int) -> float:
 
 
 def stage_activations(job: Job, layout: Layout, kind: StageKind) -> float:
-    """Returns the bytes that a stage keeps per micro-batch until its backward pass."""
+    """Returns the bytes of activations that a GPU keeps per micro-batch until the backward pass.
+
+    kind: layers of the GPU's stage.
+    """
     kept = 0.0
     for layers, dense in ((kind.layers - kind.dense, False), (kind.dense, True)):
         if not layers:
@@ -241,23 +257,24 @@ def stage_activations(job: Job, layout: Layout, kind: StageKind) -> float:
 
 
 def _layer_activations(job: Job, layout: Layout, *, dense: bool) -> float:
-    """Returns the bytes of activations that the backward pass of a layer reads, per micro-batch.
+    """Returns the bytes of activations that one layer's backward pass reads, per micro-batch.
 
-    For a GPT layer these are s·b·h·(10 + 24/t) bytes, plus those of the attention core.
+    For a GPT layer in 16 bits with dropout, the result is s·b·h·(10 + 24/t) bytes plus the
+    activations of the attention core, where s is seq, b is mbs, h is hidden and t is tp.
 
-    dense: whether the layer is one of the model's `dense_layers`.
+    dense: whether the layer is one of the model's `dense_layers`, which have no experts.
     """
     shape = job.shape
     w = shape.element_bytes
     tokens = _tokens(job, layout)
-    # Inputs of GEMMs are kept in the format of the GEMM.
+    # Bytes per element of a GEMM's kept input, which has the GEMM's dtype.
     kept = DTYPES[shape.dtype].a_bytes if shape.fp8_recipe else w
-    # The inputs of two norms, of qkv and of the MLP, and two dropout masks.
+    # Inputs of the two norms, of qkv and of the MLP, and two dropout masks.
     whole = tokens * shape.hidden * (2 * w + 2 * kept + 2 * MASK_BYTES * shape.dropout)
-    # The latents before and after their norms (DeepSeek-V2, arXiv:2405.04434, section 2.1), which
-    # are not divided over tp.
+    # Latents of latent attention before and after their norms (DeepSeek-V2, arXiv:2405.04434,
+    # section 2.1). They are not divided over tp.
     whole += tokens * ((shape.q_rank + shape.kv_rank) * (w + kept) + shape.rope_dim * w)
-    # Queries, keys and values, and the output of attention.
+    # Width of queries, keys, values and attention output together.
     width = shape.heads * shape.head_dim + max(shape.kv_heads, layout.tp) * (
         shape.head_dim + shape.value_width
     )
@@ -274,10 +291,10 @@ def _layer_activations(job: Job, layout: Layout, *, dense: bool) -> float:
 
 
 def _core_activations(job: Job, layout: Layout) -> float:
-    """Returns the bytes that the backward pass of the attention core reads, per micro-batch.
+    """Returns the bytes that one attention core's backward pass reads, per micro-batch.
 
-    Without fused attention these are the softmax output and, with dropout, the dropout mask and
-    output. With fused attention they are the statistics of the rows.
+    Unfused attention keeps the softmax output and, with dropout, the dropout mask and output. Fused
+    attention keeps one fp32 statistic per query and head.
     """
     shape = job.shape
     rows = layout.mbs * shape.heads / layout.tp * shape.seq / layout.cp

@@ -1,4 +1,4 @@
-"""Predicts the time, memory, TFLOP/s and MFU of layouts of one job."""
+"""Predicts a training job's time, memory, TFLOP/s and MFU in a given layout (`Planner.predict`)."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -14,10 +14,11 @@ from quantbench.planner.layout import Job, Layout
 from quantbench.planner.memory import Memory, limit_bytes, memory
 from quantbench.quantization import cdiv
 
-# A layout that needs more than this fraction of the memory limit may fail (`Prediction.tight`).
+# Fraction of the usable memory above which a run may fail (`Prediction.tight`).
 _NEARLY_FULL = 0.95
-#: activities that take further time in a real run; predicted times are lower bounds
+#: Activities of a real run that predicted times leave out. Predicted times are lower bounds.
 NOT_COUNTED = ("data loading", "checkpoints", "evaluation", "restarts")
+# Attributes of a prediction that `to_json` copies.
 _SHOWN = (
     "sec_per_it",
     "model_tflops",
@@ -33,16 +34,19 @@ _SHOWN = (
 
 @dataclass(frozen=True)
 class Prediction:
-    """Predicted time, memory and rates of a layout.
+    """Predicted time, memory and rates of a job in one layout.
 
-    model_tflops: TFLOP/s per GPU without recomputed operations.
-    hardware_tflops: TFLOP/s per GPU with recomputed operations (by Megatron's formula for GPT
-        layers).
-    mfu: model_tflops over the peak of the GPU; nan if the peak is unknown.
+    iteration: time per iteration and its parts.
+    memory: memory of the fullest GPU.
+    model_tflops: TFLOP/s per GPU, not counting recomputation.
+    hardware_tflops: TFLOP/s per GPU, counting recomputation, by Megatron's formula for GPT layers
+        (see `formulas.hardware_flops`).
+    mfu: model FLOPs utilization: model_tflops over the GPU's peak, 0 to 1; nan if the peak is
+        unknown.
     tokens_per_s: tokens per second of the whole job.
-    fits: whether the memory is within the limit.
-    tight: whether the memory is so close to the limit that the run may fail, because allocations
-        may happen in another order.
+    fits: whether the memory is within the GPU's usable memory.
+    tight: whether the memory exceeds 95 % of the usable memory. Such a run may fail, because the
+        memory varies with the order of allocations.
     """
 
     layout: Layout
@@ -89,7 +93,10 @@ class Prediction:
 
 
 class Planner:
-    """Predictor for the layouts of one job, which share the layer times in `layers`."""
+    """Predicts layouts of one job.
+
+    `layers` caches layer times, which many layouts share.
+    """
 
     def __init__(self, job: Job, times: OpTimes, calibration: Calibration) -> None:
         self.job = job
@@ -97,9 +104,10 @@ class Planner:
         self.layers = LayerTimes(job, times)
 
     def predict(self, layout: Layout, needed: Memory | None = None) -> Prediction:
-        """Predicts a layout, which must break no strict rule.
+        """Predicts one layout.
 
-        needed: memory of the layout, if the caller has computed it already.
+        layout: layout that may break strict rules only if they are in `constraints.OF_SOFTWARE`.
+        needed: memory of the layout; None to compute it.
         """
         job = self.job
         needed = needed or memory(job, layout, self.calibration)
@@ -124,10 +132,11 @@ class Planner:
 def job_to_json(
     job: Job, calibration: Calibration, times_note: str, assumed: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Returns a job as a JSON object, with the factors of the planner.
+    """Returns a job as a JSON object, with everything that its predictions depend on.
 
-    times_note: source of the times of single ops.
-    assumed: texts of the assumed values.
+    calibration: factors of training.
+    times_note: sources of the op times.
+    assumed: descriptions of values that the user did not give.
     """
     where = job.cluster
     data = asdict(job)

@@ -1,4 +1,7 @@
-"""Predicts every row of a table of layouts, and compares the predictions with measured values."""
+"""Predicts each row of a table of training runs, and compares it with the row's measured values.
+
+`predict_rows` returns one `RowResult` per row, and `summarize` the errors over all rows.
+"""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -16,11 +19,12 @@ from quantbench.planner.memory import limit_bytes
 from quantbench.planner.predict import Planner, Prediction
 from quantbench.planner.rows import NOT_TOLD, Assumption, Case, Given, TableRow, case_of
 
-# Micro-batch sizes to try for a row without one.
+# Micro-batch sizes to try for a row that does not give one.
 _MICRO_BATCHES = tuple(2**power for power in range(7))
+# Reason that is recorded for the micro-batch size that was found by trying.
 _TUNED = "not stated: the fastest that fits"
 
-# Fields of the prediction, and measured fields of the row, that a row's JSON has.
+# Values of the prediction's JSON, and measured fields of the row, that a row's JSON contains.
 _SHOWN = (
     "sec_per_it",
     "sec_per_it_low",
@@ -36,12 +40,13 @@ _MEASURED = ("sec_per_it", "tflops", "mem_gb", "status")
 
 @dataclass(frozen=True)
 class RowResult:
-    """Row of a table, with the prediction for it.
+    """Row of a table of training runs, with its prediction.
 
-    case: job and layout of the row; None if they could not be built.
-    prediction: predicted time and memory of the case; None if it cannot be predicted.
-    hardware_tflops: predicted TFLOP/s per GPU, counted as the row's calculator counts FLOPs.
-    problem: why there is no case or no prediction; "" if there is one.
+    case: job and layout of the row; None if the row's values are incomplete or invalid.
+    prediction: predicted time and memory; None if there is no case, or if its layout cannot run.
+    hardware_tflops: predicted TFLOP/s per GPU by the formula that the row names
+        (`formulas.tflops_by_calculator`), or by `formulas.hardware_flops` for another formula.
+    problem: why the row has no prediction; "" if it has one.
     """
 
     row: TableRow
@@ -52,9 +57,9 @@ class RowResult:
 
     @property
     def error(self) -> float | None:
-        """Relative error of the predicted time.
+        """Relative error of the predicted time: predicted / measured - 1.
 
-        None for a duplicate row, and for a row without a prediction or a measured time.
+        None for a duplicate row, and if the predicted or the measured time is missing.
         """
         if self.prediction is None or self.row.sec_per_it is None or self._repeats:
             return None
@@ -62,15 +67,15 @@ class RowResult:
 
     @property
     def ran(self) -> bool:
-        """Whether the run of the row neither ran out of memory nor failed."""
+        """Whether the run succeeded. It is False if the run failed or ran out of memory."""
         return self.row.status not in ("oom", "fail")
 
     @property
     def memory_error(self) -> float | None:
-        """Relative error of the predicted memory.
+        """Relative error of the predicted memory: predicted / measured - 1.
 
-        None for a duplicate row, for a row that did not run, and for a row without a prediction or
-        a measured memory.
+        None for a duplicate row, for a run that did not succeed, and if the predicted or the
+        measured memory is missing.
         """
         if self.prediction is None or self.row.mem_gb is None or self._repeats or not self.ran:
             return None
@@ -78,6 +83,7 @@ class RowResult:
 
     @property
     def _repeats(self) -> bool:
+        """Whether the row is a duplicate of another row of the table."""
         return self.row.duplicate_of_line is not None
 
     def to_json(self) -> dict[str, Any]:
@@ -104,17 +110,20 @@ class RowResult:
 
 @dataclass(frozen=True)
 class Summary:
-    """Prediction errors over the rows of a table; a figure without rows is nan.
+    """Prediction errors over the rows of a table. An error is nan if no row has it.
 
-    rows: number of rows for which the error of the time is known.
-    mape, median, bias: mean absolute, median absolute and mean error of the time, percent.
-    spearman: rank correlation of predicted and measured time; nan below 3 rows.
-    memory_rows: number of rows for which the error of the memory is known.
-    memory_mape: mean absolute error of the memory, percent.
-    oom_rows: number of rows with a prediction whose run ran out of memory.
-    oom_seen: number of `oom_rows` whose predicted memory exceeds the limit.
-    worst_overrun: largest excess of the predicted memory over the limit among rows that ran,
-        relative to the limit; negative if all of them are predicted to fit.
+    rows: number of rows with a known time error.
+    mape: mean absolute time error in percent.
+    median: median absolute time error in percent.
+    bias: mean time error in percent; positive if predictions are too slow.
+    spearman: rank correlation of predicted and measured times; nan for fewer than 3 rows, and if
+        all predicted or all measured times are equal.
+    memory_rows: number of rows with a known memory error.
+    memory_mape: mean absolute memory error in percent.
+    oom_rows: number of predicted rows whose run ran out of memory.
+    oom_seen: number of `oom_rows` that are also predicted to exceed the usable memory.
+    worst_overrun: largest value of predicted memory / usable memory - 1 over the successful runs;
+        negative if all of these runs are predicted to fit.
     """
 
     rows: int
@@ -132,14 +141,15 @@ class Summary:
 def predict_rows(
     rows: Sequence[TableRow], times: TimesOf, calibrations: Calibrations, given: Given | None = None
 ) -> list[RowResult]:
-    """Predicts every row, in order. A row that cannot be predicted has the reason in `problem`.
+    """Predicts each row, in order. If a row has no prediction, its `problem` is the reason.
 
-    Rows may break the rules of a framework (`constraints.OF_SOFTWARE`), because the rows describe
-    real runs. A row without a micro-batch size gets the fastest size that fits, because published
-    runs are tuned.
+    A row without a micro-batch size gets the fastest size that fits in memory, because published
+    runs are tuned. Layouts may break framework-specific rules (`constraints.OF_SOFTWARE`), because
+    the rows describe real runs.
 
-    times: function from a device to its op times.
-    given: values for the empty cells of rows.
+    times: function from a GPU to its op times.
+    calibrations: factors of training for all sites and stacks.
+    given: values for the rows' empty cells; None for usual values.
     """
     planners: dict[object, Planner] = {}
     results = []
@@ -150,7 +160,7 @@ def predict_rows(
             results.append(RowResult(row, problem=str(error)))
             continue
         found = [predict_case(row, case, times, calibrations, planners) for case in choices]
-        # If no case fits, all times are inf, and `min` returns the first case.
+        # If no case fits, all times are inf, and `min` returns the first case: the smallest size.
         results.append(min(found, key=_time_if_it_fits))
     return results
 
@@ -162,13 +172,16 @@ def predict_case(
     calibrations: Calibrations,
     planners: dict[object, Planner],
 ) -> RowResult:
-    """Predicts a row as the job and layout of `case`.
+    """Predicts the job and layout of one row.
 
-    A layout that breaks a strict rule has no prediction. `problem` then names the rule. Rules of a
-    framework are ignored.
+    If the layout breaks a strict rule that is not framework-specific, the result has no prediction,
+    and its `problem` describes the broken rules.
 
-    planners: planners by key of their job. The planner of a new job is added, so that equal jobs
-        share layer times.
+    case: job and layout of the row.
+    times: function from a GPU to its op times.
+    calibrations: factors of training for all sites and stacks.
+    planners: cache of planners by job (`Job.key`), so that equal jobs share layer times. A planner
+        that is missing is added.
     """
     job = case.job
     broken = strict_violations(job, case.layout)
@@ -194,7 +207,7 @@ def predict_case(
 
 
 def _choices(case: Case) -> list[Case]:
-    """Returns one case per possible micro-batch size, or only `case` if the row states the size."""
+    """Returns one case per micro-batch size to try; only `case` if the row gives the size."""
     unknown = Assumption("mbs", 1, NOT_TOLD)
     if unknown not in case.assumed:
         return [case]
@@ -209,17 +222,18 @@ def _choices(case: Case) -> list[Case]:
 
 
 def _time_if_it_fits(result: RowResult) -> float:
+    """Returns the predicted time per iteration in s; inf if the row has none or does not fit."""
     found = result.prediction
     return found.sec_per_it if found and found.fits else inf
 
 
 def summarize(results: Sequence[RowResult]) -> Summary:
-    """Computes the errors of time and memory over the rows of a table."""
+    """Computes the errors of predicted times and memory over the rows of a table."""
     from scipy.stats import spearmanr
 
     counted = [r for r in results if r.error is not None and r.prediction]
     pairs = np.array([(r.prediction.sec_per_it, r.row.sec_per_it) for r in counted if r.prediction])
-    # Spearman's correlation is not defined if one of the columns is constant.
+    # Spearman's correlation is undefined if all predicted or all measured times are equal.
     varied = len(pairs) >= 3 and np.ptp(pairs, axis=0).all()
     errors = np.array([r.error for r in counted] or [nan])
     memory = [abs(r.memory_error) for r in results if r.memory_error is not None]

@@ -1,7 +1,8 @@
-"""Reads tables of layouts from CSV, and builds a job and a layout from each row.
+"""Reads tables of training runs from CSV, and builds a job and a layout from each row.
 
-Empty cells are filled from options, else with usual values. Each filled cell is recorded with its
-reason.
+`read_table` reads the rows, and `case_of` builds the job and the layout of one row. Empty cells are
+filled from command-line options, else with usual values. Each filled value is recorded with its
+reason (`Assumption`).
 """
 
 import math
@@ -21,13 +22,15 @@ from quantbench.workload import TransformerShape
 from quantbench.workload.parameters import gpt_layer_parameters, padded_vocab
 from quantbench.workload.recipes import RECIPES
 
+# Subject of error messages.
 _WHO = "plan"
-# Megatron's GPT vocabulary, padded for 8 tensor-parallel ranks.
+# Vocabulary size to assume: Megatron's GPT vocabulary, padded for 8 tensor-parallel ranks.
 _USUAL_VOCAB = 51200
+# Sequence length to assume, in tokens.
 _USUAL_SEQ = 2048
 #: reason for an assumed micro-batch size of 1
 NOT_TOLD = "not stated: the smallest"
-# Further names of the column of a field.
+# Alternative CSV column names of fields of `TableRow`.
 _COLUMNS = {
     "date": ("date_note",), "calculator": ("tflops_calculator",), "layers": ("nlayers",),
     "hidden": ("nhidden",), "heads": ("nheads",), "seq": ("seq_len",), "zero": ("zero_stage",),
@@ -35,10 +38,10 @@ _COLUMNS = {
     "node_gbit_per_s": ("network", "run_node_gbit"),
 }  # fmt: skip
 _BITS_PER_BYTE = 8
-# Largest number of layers of a stage, relative to the mean stage, with which a row may have stages
-# of different length.
+# Longest pipeline stage, relative to the mean number of layers per stage, for which uneven stages
+# are assumed.
 _LONGEST_STAGE = 1.25
-# Columns that a fit needs, because their values change the time of a run too much to be assumed.
+# Columns that a fit requires. Their values change a run's time too much to be assumed.
 _NEEDED_BY_A_FIT = (
     "hidden",
     "layers",
@@ -54,7 +57,7 @@ _NEEDED_BY_A_FIT = (
 )
 
 
-# Kinds of cells, for each of which `_READERS` has a reader.
+# Types of cells. `_READERS` has a reader for each type.
 Whole = int | None
 Number = float | None
 Flag = bool | None
@@ -62,7 +65,7 @@ Flag = bool | None
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertColumns:
-    """Sizes of experts and of latent attention, as in `TransformerShape`."""
+    """Columns of sizes of experts and of latent attention, as in `TransformerShape`."""
 
     experts: Whole = None
     top_k: Whole = None
@@ -79,7 +82,7 @@ class ExpertColumns:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelColumns(ExpertColumns):
-    """Dimensions of the model. attention: flash or unfused."""
+    """Columns of the model's dimensions. attention: flash or unfused."""
 
     layers: Whole = None
     hidden: Whole = None
@@ -97,8 +100,9 @@ class ModelColumns(ExpertColumns):
 
 @dataclass(frozen=True, kw_only=True)
 class JobColumns:
-    """The job and its layout.
+    """Columns of the job and its layout.
 
+    precision: 16-bit training dtype, one of PRECISIONS.
     fp8_recipe: key of `workload.recipes.RECIPES`.
     dp_overlap: as in `Job`.
     """
@@ -122,16 +126,26 @@ class JobColumns:
 
 @dataclass(frozen=True)
 class TableRow(ModelColumns, JobColumns):
-    """Row of a table of layouts, with its cells as typed. None and "" stand for empty cells.
+    """Row of a table of training runs. None and "" stand for empty cells.
 
-    Every column is optional.
+    All columns are optional. Fields that are not listed, here and in the base classes, have the
+    names of fields of `TransformerShape`, `Layout` or `Job`.
 
-    mem_gb: memory in GiB, as nvidia-smi shows it.
-    status: how the run ended: ok, oom, fail, …
-    calculator: formula of `tflops`.
-    stack: software, one of `calibration.STACKS`.
-    node_gbit_per_s: rate of the network adapters of a node, in Gbit/s.
+    row_id: number or name of the row.
     table: name of the published table.
+    source_file, section, line: where the row is in its source document.
+    duplicate_of_line: `line` of an equal row; None if the row is unique.
+    status: outcome of the run: ok, oom (out of memory), fail, …
+    sec_per_it: measured time per iteration, in s.
+    mem_gb: measured memory in GiB, as nvidia-smi shows it.
+    tflops: reported TFLOP/s per GPU.
+    calculator: formula of `tflops` (see `formulas.tflops_by_calculator`).
+    gpu: name of the GPU.
+    cluster: name of the cluster.
+    nodes: number of nodes.
+    node_gbit_per_s: network bandwidth of a node, in Gbit/s.
+    size_b: number of parameters in 1e9.
+    stack: name of the training software in `calibration.STACKS`.
     """
 
     row_id: str
@@ -157,7 +171,11 @@ class TableRow(ModelColumns, JobColumns):
 
 @dataclass(frozen=True)
 class Assumption:
-    """Value that was assumed for an empty cell, with the reason."""
+    """Value that was assumed for an empty cell.
+
+    name: field that has the value.
+    why: reason for the value.
+    """
 
     name: str
     value: object
@@ -166,7 +184,7 @@ class Assumption:
 
 @dataclass(frozen=True)
 class Case:
-    """Job and layout of a row, with the assumed values."""
+    """Job and layout of a training run, with the values that were assumed for them."""
 
     job: Job
     layout: Layout
@@ -175,10 +193,10 @@ class Case:
 
 @dataclass(frozen=True)
 class Given:
-    """Values from command-line options for empty cells.
+    """Values from command-line options, for cells that are empty in the table.
 
     cells: values by field of `TableRow`; None and "" stand for no value.
-    rates: changes of the cluster, as `Cluster.changed` takes them.
+    rates: sizes and rates of the cluster, by argument of `Cluster.changed`.
     """
 
     cells: dict[str, Any] = field(default_factory=dict)
@@ -186,10 +204,10 @@ class Given:
 
 
 def read_table(path: Path) -> tuple[TableRow, ...]:
-    """Reads all rows of a CSV file.
+    """Reads all rows of a CSV file. Unknown columns are ignored.
 
-    Raises InputError for a cell of the wrong type, for a file without known columns, and for a file
-    without rows.
+    Raises InputError for a cell of the wrong type, and for a file without rows or without any
+    whole-number column of `TableRow`.
     """
     file = CsvFile(_WHO, path)
     columns: dict[str, str] = {}
@@ -214,9 +232,9 @@ def read_table(path: Path) -> tuple[TableRow, ...]:
 
 
 def require_stated(rows: Sequence[TableRow], given: Given, where: str) -> None:
-    """Raises InputError if a row lacks a value that a fit must know.
+    """Raises InputError if a value that a fit requires is neither in a row nor in an option.
 
-    If a usual value were assumed instead, its error would change the fitted factors.
+    Assumed values are not allowed here, because their errors would distort the fitted factors.
 
     where: name of the table, for messages.
     """
@@ -231,16 +249,16 @@ def require_stated(rows: Sequence[TableRow], given: Given, where: str) -> None:
 
 
 def _positive(row: CsvRow, column: str) -> float:
-    """Reads a number above 0. In a column of dp_overlap, 0 is allowed too."""
+    """Reads a number above 0. In the columns of dp_overlap, 0 is also allowed."""
     found = row.number(column)
     if not math.isfinite(found) or found < 0 or (found == 0 and not column.endswith("dp_overlap")):
         raise row.error(column, "a number above 0")
     return found
 
 
-#: type of each field, and the reader of its cells
+# Type of each field of `TableRow`, and the reader of each type.
 _KINDS = {one.name: one.type for one in fields(TableRow)}
-# Sizes of a model that keep the default of `TransformerShape` if they are not stated.
+# Fields of `TransformerShape` that keep their default if neither the row nor an option gives them.
 _MODEL_PARTS = ("kv_heads", "head_dim", "ffn", *(one.name for one in fields(ExpertColumns)))
 _READERS: dict[Any, Callable[[CsvRow, str], object]] = {
     str: CsvRow.text,
@@ -251,7 +269,7 @@ _READERS: dict[Any, Callable[[CsvRow, str], object]] = {
 
 
 class _Filling:
-    """A row, with the assumptions made for its empty cells."""
+    """Looks up a row's values, fills empty cells, and records each filled value in `assumed`."""
 
     def __init__(self, row: TableRow, given: Given) -> None:
         self.row = row
@@ -264,7 +282,7 @@ class _Filling:
         return value
 
     def known(self, name: str) -> Any | None:
-        """Returns the value from the row, else from the options, else None."""
+        """Returns the value from the row, else from the options (recorded), else None."""
         value = getattr(self.row, name)
         if value not in (None, ""):
             return value
@@ -274,12 +292,12 @@ class _Filling:
         return self.assume(name, value, "option")
 
     def stated(self, *names: str) -> dict[str, Any]:
-        """Returns the known values of several fields, by name."""
+        """Returns the known values of several fields, by name. Unknown values are left out."""
         found = {name: self.known(name) for name in names}
         return {name: value for name, value in found.items() if value is not None}
 
     def usual(self, name: str, value: Any, why: str) -> Any:
-        """Returns the known value, or assumes `value`.
+        """Returns the known value, else assumes and records `value`.
 
         why: reason for the assumed value.
         """
@@ -294,15 +312,20 @@ class _Filling:
         return value
 
     def missing(self, what: str, expected: str) -> NoReturn:
-        """Raises InputError for the row."""
+        """Raises InputError for the row.
+
+        what: description of the problem.
+        expected: value that would be valid.
+        """
         raise InputError(f"{_WHO}, row {self.row.row_id}", what, expected)
 
 
 def case_of(row: TableRow, given: Given | None = None) -> Case:
     """Builds the job and the layout of a row.
 
-    given: values from options for empty cells.
-    Raises InputError if a required cell is unknown.
+    given: values from options for empty cells; None for no such values.
+
+    Raises InputError if a required value is missing or a value is invalid.
     """
     filling = _Filling(row, given or Given())
     where = _cluster(filling)
@@ -327,8 +350,8 @@ def case_of(row: TableRow, given: Given | None = None) -> Case:
         **filling.stated("sequence_parallel"),
     )
     shape = _shape(filling, layout, where.device)
-    # There are runs with stages of different length, but none with a stage that is far longer than
-    # the mean.
+    # Some published runs have stages of different length, but none has a stage that is much longer
+    # than the mean.
     even_enough = -(-shape.layers // pp) * pp <= _LONGEST_STAGE * shape.layers
     partition = partition_of(shape.layers, pp, uneven=even_enough)
     if partition == "uneven":
@@ -352,7 +375,7 @@ def case_of(row: TableRow, given: Given | None = None) -> Case:
 
 
 def _cluster(filling: _Filling) -> Cluster:
-    """Returns the cluster of a row, with its stated nodes and rates."""
+    """Returns the cluster of a row, with node size and rates from options and from the row."""
     row = filling.row
     name = filling.known("cluster")
     gpu = filling.known("gpu")
@@ -372,7 +395,7 @@ def _cluster(filling: _Filling) -> Cluster:
 
 
 def _shape(filling: _Filling, layout: Layout, device: DeviceSpec) -> TransformerShape:
-    """Builds the model of a row."""
+    """Builds the model of a row, for the row's layout and GPU."""
     seq = filling.usual("seq", _USUAL_SEQ, "usual")
     vocab = filling.usual("vocab", _USUAL_VOCAB, "usual")
     hidden = filling.need("hidden")
@@ -410,22 +433,24 @@ def _shape(filling: _Filling, layout: Layout, device: DeviceSpec) -> Transformer
 
 
 def layers_for(size_b: float, hidden: int, vocab: int, pp: int) -> int:
-    """Returns the number of layers of a model with a stated number of parameters.
+    """Returns the number of layers of a GPT whose number of parameters is given.
 
-    The number is the multiple of pp whose parameters, with or without the embedding, come closest
-    to the stated number.
+    The result is the multiple of pp that comes closest to the given number of parameters, counted
+    with or without the embedding.
 
-    size_b: number of parameters, in 1e9.
+    size_b: number of parameters in 1e9.
+    vocab: size of the vocabulary.
 
     >>> layers_for(194, 14400, 250880, 6), layers_for(183, 14400, 250880, 12)
     (78, 72)
     """
     size = size_b * 1e9
     each = gpt_layer_parameters(hidden)
-    # Five multiples of pp are compared. The middle one is the number without an embedding.
+    # Five multiples of pp are compared. The middle one is the best if the embedding is not counted.
     last = max(1, round(size / each / pp) + 2)
 
     def distance(layers: int) -> float:
+        """Returns the smaller difference in parameters: with or without the embedding."""
         beyond = layers * each - size
         return min(abs(beyond), abs(beyond + vocab * hidden))
 

@@ -1,9 +1,9 @@
-"""Searches for the fastest layouts of a training job that fit into the memory.
+"""Searches for a training job's fastest layouts that fit in GPU memory.
 
-Every combination of parallel degrees and micro-batch size that the strict rules allow is tried, and
-layouts that exceed the memory are dropped before their time is predicted. Layer times depend only
-on a part of a layout, so tens of thousands of layouts need a few dozen layer times, which are
-predicted in one batch.
+`search` tries all combinations of parallel degrees, micro-batch size and other settings that a
+`LayoutSpace` and the strict rules allow. It drops layouts that exceed the memory before it predicts
+times. Layer times depend on few of a layout's settings. Tens of thousands of layouts therefore need
+only a few dozen layer times, which are predicted in one batch.
 """
 
 from collections.abc import Iterator
@@ -20,29 +20,32 @@ from quantbench.planner.memory import Memory, limit_bytes, memory
 from quantbench.planner.predict import Planner, Prediction
 from quantbench.quantization import cdiv, divisors
 
-# Minimum number of tokens of a sequence on one GPU with which context parallelism is tried, unless
-# the user names degrees. With fewer tokens, the messages of a ring no longer overlap with
-# attention.
+# Minimum number of a sequence's tokens per GPU for which context parallelism is tried by default.
+# With fewer tokens, transfers in the ring no longer overlap with attention.
 _FEWEST_TOKENS = 4096
-# Largest micro-batch size that is tried.
+# Largest micro-batch size that is tried, in samples.
 _LARGEST_MICRO_BATCH = 64
 
 
+#: values to try for one setting of a layout
 Degrees = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class LayoutSpace:
-    """Allowed values in a search over layouts.
+    """Values to try for each setting of a `Layout`.
 
-    For dp, tp, pp, mbs and interleave, an empty tuple allows all values that are tried: tensor
-    parallelism within a node, micro-batches of up to 64 samples, and all divisors otherwise.
+    For the settings with a default, () stands for the default values.
 
-    recompute: () allows all kinds except selective recomputation of flash attention, which frees
-        next to nothing.
-    cp: () allows powers of two that leave each GPU at least 4096 tokens of a sequence.
-    ep: as in `Layout`.
-    uneven: whether to try stages of different length.
+    dp: default: every value with which the degrees use all GPUs and dp divides gbs.
+    tp: default: divisors of a node's number of GPUs. Other values are never tried.
+    pp: default: divisors of gpus / (tp · cp).
+    mbs: default: divisors of gbs / dp. Values above 64 are never tried.
+    interleave: default: divisors of the number of layers per stage.
+    recompute: default: all kinds, but not `selective` with flash attention, where it frees almost
+        no memory.
+    uneven: whether to try stages of different length if equal stages are impossible.
+    cp: default: powers of two that leave each GPU at least 4096 tokens of a sequence.
     """
 
     dp: Degrees = ()
@@ -62,11 +65,11 @@ class LayoutSpace:
 class Found:
     """Result of a search over layouts.
 
-    ranked: predictions of the layouts that fit, fastest first.
-    looked_at: number of layouts that the rules allow.
-    too_large: number of these layouts that exceed the memory.
-    smallest: layout that needs the least memory of the layouts that exceed the memory; None if no
-        layout exceeds it.
+    ranked: predictions of the layouts that fit in memory, fastest first.
+    looked_at: number of layouts that the space and the strict rules allow.
+    too_large: number of allowed layouts that do not fit in memory.
+    smallest: layout with the least memory among those that do not fit, with its memory; None if all
+        layouts fit.
     """
 
     ranked: tuple[Prediction, ...]
@@ -83,11 +86,13 @@ class Found:
 def search(
     job: Job, times: OpTimes, calibration: Calibration, space: LayoutSpace | None = None
 ) -> Found:
-    """Ranks every layout of a space by its predicted time.
+    """Ranks the layouts of a space by their predicted time per iteration.
 
-    times: source of the op times.
+    times: op times on the job's GPU.
     calibration: factors of training.
-    Raises InputError if the rules allow no layout.
+    space: layouts to try; None for the default `LayoutSpace()`.
+
+    Raises InputError if the strict rules allow no layout of the space.
     """
     space = space or LayoutSpace()
     limit = limit_bytes(job)
@@ -103,8 +108,8 @@ def search(
         raise _impossible(job, space)
     planner = Planner(job, times, calibration)
     planner.layers.prepare(layout.per_layer for layout, _ in fitting)
-    # Of layouts with equal times, the one with the lowest ZeRO stage comes first, because it asks
-    # the least of the software.
+    # Among layouts with equal times, the lowest ZeRO stage comes first, because it needs the
+    # simplest software.
     ranked = sorted(
         (planner.predict(*one) for one in fitting),
         key=lambda p: (p.sec_per_it, p.layout.zero, p.memory.total),
@@ -115,10 +120,9 @@ def search(
 
 
 def _impossible(job: Job, space: LayoutSpace) -> InputError:
-    """Returns the error for a space without layouts.
+    """Returns the error for a space whose layouts all break strict rules.
 
-    The error names the first rule that the nearest layout breaks. The nearest layout is the one
-    that breaks the minimum number of rules.
+    Its text names one broken rule of the layout that breaks the smallest number of rules.
     """
     tensor = space.tp or divisors(job.cluster.gpus_per_node)
     stages = space.pp or divisors(job.gpus)
@@ -150,7 +154,10 @@ def _impossible(job: Job, space: LayoutSpace) -> InputError:
 
 
 def layouts(job: Job, space: LayoutSpace) -> Iterator[Layout]:
-    """Yields the layouts of a space that break no strict rule."""
+    """Yields the layouts of a space that break no strict rule.
+
+    ZeRO is tried only if the weights have several replicas.
+    """
     recomputations = space.recompute or RECOMPUTATIONS
     if job.shape.attention == "flash" and not space.recompute:
         recomputations = ("full", "none")
@@ -173,22 +180,23 @@ def layouts(job: Job, space: LayoutSpace) -> Iterator[Layout]:
                 base = Layout(
                     dp, tp, pp, 1, 1, zero, recompute, sequence_parallel, partition, cp=cp, ep=ep
                 )
-                # With gbs = dp, only the rules that do not depend on the micro-batch are checked.
+                # `base` has mbs = 1. With gbs = dp, each pipeline has one micro-batch, so only the
+                # rules that do not depend on micro-batches can be broken here.
                 if (zero > 0 and dp * cp == 1) or not is_possible(replace(job, gbs=dp), base):
                     continue
                 yield from _micro_batches(job, base, space)
 
 
 def _micro_batches(job: Job, base: Layout, space: LayoutSpace) -> Iterator[Layout]:
-    """Yields the layouts with each allowed micro-batch size and number of chunks.
+    """Yields `base` with each allowed micro-batch size and number of chunks per stage.
 
-    base: layout with the other degrees.
+    base: layout with all other settings.
     """
     each = chunk_layers(job.shape.layers, base) // base.pp
     chunk_counts = divisors(each)
     if base.partition == "uneven":
-        # Chunks may differ in length, so every number of chunks is tried that changes the longest
-        # one.
+        # Uneven chunks need no divisor. One number of chunks is tried per length of the longest
+        # chunk.
         chunk_counts = sorted({cdiv(each, size) for size in range(1, each + 1)})
     for mbs in _allowed(divisors(job.gbs // base.dp), space.mbs):
         plain = replace(base, mbs=mbs)
@@ -202,15 +210,12 @@ def _micro_batches(job: Job, base: Layout, space: LayoutSpace) -> Iterator[Layou
 
 
 def _context_degrees(job: Job, space: LayoutSpace) -> Degrees:
-    """Returns the context-parallel degrees to try.
-
-    By default they are powers of two that leave each GPU enough tokens of a sequence.
-    """
+    """Returns the context-parallel degrees to try (see `LayoutSpace.cp`)."""
     largest = max(1, job.shape.seq // _FEWEST_TOKENS)
     powers = (cp for cp in divisors(job.gpus) if cp & (cp - 1) == 0)
     return space.cp or tuple(cp for cp in powers if cp <= largest)
 
 
 def _allowed(values: list[int], wanted: Degrees) -> list[int]:
-    """Returns the values that are wanted; all values if `wanted` is empty."""
+    """Returns the values that are also in `wanted`; all values if `wanted` is empty."""
     return [value for value in values if not wanted or value in wanted]
