@@ -92,7 +92,7 @@ def with_points(
     Raises InputError if no point fits into the budget.
     """
     configs = () if arguments.config is None else (arguments.config,)
-    degrees = integers("--tp", arguments.tp)
+    degrees = integers("--tp", arguments.sizes.get("tp", ""))
     asked = ExportOptions(model=arguments.model, configs=configs, tensor_parallel=degrees)
     dtypes = _dtypes(arguments.dtype, spec)
 
@@ -150,7 +150,7 @@ def planner_words(options: SweepOptions, spec: DeviceSpec) -> tuple[str, ...]:
     """Lists what a sweep for a planner assumes and does not measure, as text."""
     words = [f"by {', '.join(options.providers)}", "linear layers of layout nt"]
     words.append("all-reduce is modelled unless `torchrun -m quantbench comm` measures it")
-    words.append("experts, sliding windows and FP8 caches are modelled")
+    words.append("experts, sliding windows, latent attention and FP8 caches are modelled")
     if spec.kind == "cpu":
         words.append("planners know GPUs only, so the times are exported as CSV")
     return tuple(words)

@@ -35,11 +35,11 @@ from quantbench.store.folder import Run
 from quantbench.store.record import Failed, Measured, Place, Record
 from quantbench.store.run import RunInfo
 from quantbench.sweep.options import SweepOptions, options_from_json, plan_sweep
-from quantbench.sweep.plan import Group, Plan, PlanPoint
+from quantbench.sweep.plan import Group, Plan
 from quantbench.sweep.refine import AxisGap, Edge, Refine
 from quantbench.sweep.runner import Finished, Progress
 from quantbench.units import axis_words, counted, dashed, duration, percent
-from quantbench.workload import Attention
+from quantbench.workload import Attention, Workload
 
 # Phases that count as measurement; all others are overhead of the harness.
 _MEASUREMENT_PHASES = ("inputs", "warm-up", "measuring")
@@ -66,7 +66,7 @@ def plan_lines(
         text += f"; {already} more {_are(already)} measured already"
     yield text
     if by_op:
-        yield f"of which {counts_by_op(plan.points)}"
+        yield f"of which {counts_by_op(point.workload for point in plan.points)}"
     elif plan.left_out:
         places = "; ".join(map(str, left_out(plan)))
         yield f"left out for the budget: {places} (`--budget none` runs all)"
@@ -77,11 +77,10 @@ def plan_lines(
         yield f"left out at {sizes}, the first: {plan.impossible[0]}"
 
 
-def counts_by_op(points: Iterable[PlanPoint | Record]) -> str:
-    """Counts points by op and dtype, as text: `40 products bf16, 12 prompts bf16`."""
+def counts_by_op(works: Iterable[Workload]) -> str:
+    """Counts workloads by op and dtype, as text: `40 products bf16, 12 prompts bf16`."""
     counts: Counter[str] = Counter()
-    for point in points:
-        work = point.workload
+    for work in works:
         name = "products"
         if isinstance(work, Attention):
             name = "prompts" if work.causal else "decoding"
@@ -177,7 +176,7 @@ def result(
         lines += section_lines(section, fold=("shape", "library"))
         lines.append(comparison_sentence(comparison))
     elif rows and options.works:
-        lines.append(f"measured: {counts_by_op(points)}")
+        lines.append(f"measured: {counts_by_op(point.workload for point in points)}")
     elif rows:
         lines += [ops_line(rows), drawn(sizes_table(rows, check), narrowest=20), *check.padding]
     else:

@@ -124,9 +124,7 @@ def run(arguments: SweepArguments, results: Path, resume: Path | None, *, as_jso
         catalog.require_found(providers)
         check_folder("--results", results)
         connect = partial(WorkerProcess, [name for name in providers if ":" in name])
-        session = SweepSession.new(
-            partial(options_on, arguments), results, connect
-        )
+        session = SweepSession.new(partial(options_on, arguments), results, connect)
         earlier_s = 0.0
     else:
         earlier_s = measuring_s(read_run_info(resume))
