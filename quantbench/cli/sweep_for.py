@@ -68,8 +68,8 @@ def spread(groups: Sequence[Sequence[_T]]) -> list[_T]:
 def planner_groups(wanted: Served, dtypes: Sequence[str]) -> list[list[Gemm | Attention]]:
     """Returns the points of each (n, k) and dtype, and of prompts and decoding of each Heads.
 
-    A group is in order of FLOPs. Attention has the first of `dtypes` in which it can be measured,
-    or bf16.
+    A group is in order of the bytes that its points move. Attention has the first of `dtypes` in
+    which it can be measured, or bf16.
     """
     groups: list[list[Gemm | Attention]] = []
     for dtype, (n, k) in product(dtypes, wanted.products):
@@ -78,7 +78,7 @@ def planner_groups(wanted: Served, dtypes: Sequence[str]) -> list[list[Gemm | At
     for heads in wanted.heads:
         if not heads.window:
             groups += [[*heads.prompts(half)], [*heads.decodes(half)]]
-    return [sorted(group, key=lambda work: work.flops) for group in groups]
+    return [sorted(group, key=lambda work: work.min_bytes) for group in groups]
 
 
 def with_points(
