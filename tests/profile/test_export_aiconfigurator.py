@@ -22,19 +22,17 @@ from known_profile import (
     known_tables,
     table,
 )
-from made_devices import A100
 from sweep_doubles import Clock, QuietWorker, measured
 
 from quantbench.device import lookup
 from quantbench.errors import InputError, UnsupportedError
 from quantbench.importers import aiconfigurator as importer
-from quantbench.latency.op_times import roofline_us
 from quantbench.profile import Profile
 from quantbench.profile.exporters import export_profile
 from quantbench.profile.exporters.aiconfigurator_modelled import AT_CLIFF
 from quantbench.profile.exporters.options import ExportOptions
 from quantbench.store.folder import read_run
-from quantbench.workload import Attention, Gemm
+from quantbench.workload import Gemm
 
 pytest.importorskip("yaml", reason="needs PyYAML, which comes with quantbench[tables]")
 pq = pytest.importorskip(
@@ -277,29 +275,27 @@ def test_experts_and_latent_attention_are_served_from_shipped_models(tmp_path: P
 def test_a_sweep_for_the_planner_ends_with_the_export_that_its_loader_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def time_us(work: Any) -> float:
-        return 5 + 2 * roofline_us(work, A100)
+    def worker(names: Any = ()) -> QuietWorker:
+        return QuietWorker(lambda asked: measured(float(asked.workload.min_bytes)), Clock())
 
-    worker = QuietWorker(lambda asked: measured(time_us(asked.workload)), Clock())
-    monkeypatch.setattr("quantbench.cli.sweep_run.WorkerProcess", lambda names=(): worker)
+    monkeypatch.setattr("quantbench.cli.sweep_run.WorkerProcess", worker)
     monkeypatch.chdir(tmp_path)
     said = run("sweep --for aiconfigurator --model llama-3.2-1b --tp 8 --points 14")
     export = said.split("next: quantbench ")[1].splitlines()[0]
     run(f"{export} -o own")
     found = load(tmp_path / "own", "a100_test", [])
-    read = {tuple(row[:3]): row[3] for row in found["products"]}
-    read |= {tuple(row[:-1]): row[-1] for row in (*found["context"], *found["generation"])}
+    rows = [*found["products"], *found["context"], *found["generation"]]
+    read = {tuple(row[:-1]): row[-1] for row in rows}
     records = read_run(Path(export.split()[2])).records
-    points = [record.workload for record in records if record.role == "point"]
-    for work in points:
+    works: list[Any] = [record.workload for record in records if record.role == "point"]
+    assert len(works) == 14
+    for work in works:
         if isinstance(work, Gemm):
             sizes: tuple[int, ...] = (work.m, work.n, work.k)
         else:
-            assert isinstance(work, Attention)
             last = (work.seq_k, work.batch) if work.causal else (work.batch, work.seq_k)
             sizes = (work.kv_heads, work.head_dim, 0, work.heads, *last)
-        assert read[sizes] == pytest.approx(time_us(work) / 1e3)
-    assert len(points) == 14
+        assert read[sizes] == pytest.approx(work.min_bytes / 1e3)
 
 
 def test_our_importer_reads_the_export_back(tmp_path: Path) -> None:
