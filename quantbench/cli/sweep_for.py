@@ -31,18 +31,19 @@ _T = TypeVar("_T")
 #: Sizes m of products: four in each octave, each with one more, because products are tiled.
 _QUARTERS = product(M_GRID[:-1], (4, 5, 6, 7), (0, 1))
 SIZES = sorted({low * quarters // 4 + more for low, quarters, more in _QUARTERS} | {M_GRID[-1]})
-#: Fractional part of the golden ratio. Its multiples modulo 1 are spread evenly, however many.
-_GOLDEN = 0.6180339887498949
-#: Shift from group to group, so that the items of one round have all sizes in no order.
-_SHIFT = 2**0.5
+# Powers of 1 / 1.3247, the plastic number, which spread the points of rounds and groups evenly in
+# two dimensions, however many there are. Source: the sequence R2 of M. Roberts, "The unreasonable
+# effectiveness of quasirandom sequences" (2018).
+_ROUND_STEP = 0.7548776662466927
+_GROUP_STEP = 0.5698402909980532
 #: largest number of points in a plan
 _MOST_POINTS = 5000
 # A point is left out if it needs more than this share of the budget, or if its inputs and outputs
 # need more than this share of the memory, because checks hold copies of them.
 _MOST_BUDGET = 0.05
 _MOST_MEMORY = 0.25
-# First compute capability for which torch has FlashAttention (torch 2.13, sdp_utils.cpp,
-# `check_flash_attention_hardware_support`).
+# First compute capability for which torch has FlashAttention. Source: PyTorch, sdp_utils.cpp,
+# `check_flash_attention_hardware_support` (sm80 to sm121).
 _FIRST_FLASH = (8, 0)
 
 
@@ -59,7 +60,9 @@ def spread(groups: Sequence[Sequence[_T]]) -> list[_T]:
     """
     rounds = []
     for i, group in enumerate(groups):
-        visited = sorted(range(len(group)), key=lambda j: (j * _GOLDEN + i * _SHIFT) % 1)
+        count = len(group)
+        places = [(r * _ROUND_STEP + i * _GROUP_STEP) % 1 * count for r in range(4 * count)]
+        visited = dict.fromkeys([*map(int, places), *range(count)])
         rounds += [(rank, i, group[j]) for rank, j in enumerate(visited)]
     rounds.sort(key=lambda one: one[:2])
     return [item for _, _, item in rounds]
