@@ -186,8 +186,11 @@ def profile_with(rows: Sequence[Any], system: str, library: str, seed: int) -> P
             models[dtype, alike[0].provider] = fitted
         elif kind == "gemm" and dtype in _FORMATS:
             m, n, k = np.transpose(list(map(attrgetter("m", "n", "k"), works)))
-            named = {"layout": "nt", "dtype": dtype, "library": library}
-            products.append(GemmModel.fit(device, m, n, k, us, **named, **known))
+            products.append(
+                GemmModel.fit(
+                    device, m, n, k, us, layout="nt", dtype=dtype, library=library, **known
+                )
+            )
     works, us = _columns(of_kind["attention"])
     written = [work.causal for work in works]
     attention = AttentionModel.fit(device, works, us, cache_write=written, **known)

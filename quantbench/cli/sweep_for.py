@@ -17,7 +17,7 @@ from quantbench.cli.model_options import GridOptions
 from quantbench.cli.options import integers
 from quantbench.device import default_dtype
 from quantbench.device.spec import DeviceSpec
-from quantbench.errors import InputError
+from quantbench.errors import InputError, require_choice
 from quantbench.profile.exporters.aiconfigurator import PRODUCT_DTYPES
 from quantbench.profile.exporters.modelled import M_GRID
 from quantbench.profile.exporters.options import ExportOptions
@@ -31,11 +31,10 @@ _T = TypeVar("_T")
 #: Sizes m of products: four in each octave, each with one more, because products are tiled.
 _QUARTERS = product(M_GRID[:-1], (4, 5, 6, 7), (0, 1))
 SIZES = sorted({low * quarters // 4 + more for low, quarters, more in _QUARTERS} | {M_GRID[-1]})
-# Powers of 1 / 1.3247, the plastic number, which spread the points of rounds and groups evenly in
-# two dimensions, however many there are. Source: the sequence R2 of M. Roberts, "The unreasonable
-# effectiveness of quasirandom sequences" (2018).
-_ROUND_STEP = 0.7548776662466927
-_GROUP_STEP = 0.5698402909980532
+# Steps from round to round and from group to group, as fractions of a group. The multiples of the
+# golden ratio modulo 1 are spread evenly, however many there are, and so are those of √2.
+_ROUND_STEP = 5**0.5 / 2 - 0.5
+_GROUP_STEP = 2**0.5
 #: largest number of points in a plan
 _MOST_POINTS = 5000
 # A point is left out if it needs more than this share of the budget, or if its inputs and outputs
@@ -56,16 +55,17 @@ def spread(groups: Sequence[Sequence[_T]]) -> list[_T]:
     groups: items of each group, in order of size.
 
     >>> spread([[1, 2, 3], [10, 20, 30]])
-    [1, 20, 3, 10, 2, 30]
+    [1, 20, 2, 10, 3, 30]
     """
     rounds = []
     for i, group in enumerate(groups):
+        turn = i * _ROUND_STEP % 1  # mixes groups of different kinds
         count = len(group)
         places = [(r * _ROUND_STEP + i * _GROUP_STEP) % 1 * count for r in range(4 * count)]
         visited = dict.fromkeys([*map(int, places), *range(count)])
-        rounds += [(rank, i, group[j]) for rank, j in enumerate(visited)]
-    rounds.sort(key=lambda one: one[:2])
-    return [item for _, _, item in rounds]
+        rounds += [((number, turn), group[j]) for number, j in enumerate(visited)]
+    rounds.sort(key=lambda one: one[0])
+    return [item for _, item in rounds]
 
 
 def planner_groups(wanted: Served, dtypes: Sequence[str]) -> list[list[Gemm | Attention]]:
@@ -125,12 +125,16 @@ def _dtypes(asked: str, spec: DeviceSpec) -> tuple[str, ...]:
     Without any, or on a CPU, it is the usual dtype of the device.
 
     asked: --dtype, which is the only one; "" if it was not typed.
+
+    Raises InputError for a dtype that the planner does not have.
     """
-    if asked:
-        return (asked,)
+    if spec.kind == "cpu":
+        return (asked or default_dtype(spec),)
     measured = [dtype for dtype in PRODUCT_DTYPES if dtype in MEASURED_DTYPES]
+    if asked:
+        return (require_choice("sweep", "--dtype", asked, (*measured, "fp16")),)
     found = tuple(dtype for dtype in measured if spec.peak(dtype) is not None)
-    return found if found and spec.kind != "cpu" else (default_dtype(spec),)
+    return found or (default_dtype(spec),)
 
 
 def _export_words(
@@ -144,8 +148,8 @@ def _export_words(
         value = getattr(arguments, name)
         if value:
             words.append(f"--{name} {quote(str(value))}")
-    if len(dtypes) == 1 and (arguments.dtype or dtypes[0] not in PRODUCT_DTYPES):
-        words.append(f"--dtype {dtypes[0]}")
+    if dtypes == ("fp16",):  # exported only if it is asked for
+        words.append("--dtype fp16")
     return " ".join(words)
 
 

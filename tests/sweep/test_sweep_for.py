@@ -61,6 +61,7 @@ def test_formats_providers_and_export_are_those_of_the_device() -> None:
     [
         ({"for_": "vidur"}, r"--for = 'vidur'; expected one of aiconfigurator"),
         ({"model": ""}, "--for aiconfigurator without a model; expected --model or --config"),
+        ({"dtype": "fp32"}, "--dtype = 'fp32'; expected one of bf16, fp8, fp16"),
         ({"dim": ["n=64"]}, "--for aiconfigurator with --dim n=64"),
         ({"budget": "1ms"}, "no point of --for aiconfigurator fits into 0.001 s"),
     ],
