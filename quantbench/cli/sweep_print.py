@@ -66,7 +66,7 @@ def plan_lines(
         text += f"; {already} more {_are(already)} measured already"
     yield text
     if by_op:
-        yield f"of which {counts_by_op(point.workload for point in plan.points)}"
+        yield f"points of {counts_by_op(point.workload for point in plan.points)}"
     elif plan.left_out:
         places = "; ".join(map(str, left_out(plan)))
         yield f"left out for the budget: {places} (`--budget none` runs all)"
@@ -78,14 +78,14 @@ def plan_lines(
 
 
 def counts_by_op(works: Iterable[Workload]) -> str:
-    """Counts workloads by op and dtype, as text: `40 products bf16, 12 prompts bf16`."""
+    """Counts workloads by op and dtype, as text: `products bf16: 40, prompts bf16: 12`."""
     counts: Counter[str] = Counter()
     for work in works:
         name = "products"
         if isinstance(work, Attention):
             name = "prompts" if work.causal else "decoding"
         counts[f"{name} {work.dtype}"] += 1
-    return ", ".join(f"{count} {name}" for name, count in counts.items())
+    return ", ".join(f"{name}: {count}" for name, count in counts.items())
 
 
 def _are(number: int) -> str:

@@ -284,18 +284,19 @@ def test_a_sweep_for_the_planner_ends_with_the_export_that_its_loader_reads(
     export = said.split("next: quantbench ")[1].splitlines()[0]
     run(f"{export} -o own")
     found = load(tmp_path / "own", "a100_test", [])
-    rows = [*found["products"], *found["context"], *found["generation"]]
-    read = {tuple(row[:-1]): row[-1] for row in rows}
     records = read_run(Path(export.split()[2])).records
     works: list[Any] = [record.workload for record in records if record.role == "point"]
     assert len(works) == 14
     for work in works:
         if isinstance(work, Gemm):
-            sizes: tuple[int, ...] = (work.m, work.n, work.k)
+            name, sizes = "products", [work.m, work.n, work.k]
         else:
-            last = (work.seq_k, work.batch) if work.causal else (work.batch, work.seq_k)
-            sizes = (work.kv_heads, work.head_dim, 0, work.heads, *last)
-        assert read[sizes] == pytest.approx(work.min_bytes / 1e3)
+            name, last = "generation", [work.batch, work.seq_k]
+            if work.causal:
+                name, last = "context", [work.seq_k, work.batch]
+            sizes = [work.kv_heads, work.head_dim, 0, work.heads, *last]
+        (ms,) = [row[-1] for row in found[name] if row[:-1] == sizes]
+        assert ms == pytest.approx(work.min_bytes / 1e3)
 
 
 def test_our_importer_reads_the_export_back(tmp_path: Path) -> None:
