@@ -149,37 +149,52 @@ def table_of(kind: str, rows: Sequence[Any]) -> Table:
 
 
 def profile_of(system: str, library: str, seed: int, *, experts: bool) -> Profile:
-    """Returns a profile with few random rows of each of an engine's tables, and models fitted to
-    them.
+    """Returns a profile of few random rows of each of an engine's tables.
 
     experts: whether to include layers of experts.
+    """
+    decoding = int(_DECODING * _ROWS)
+    counts = {"context_attention": _ROWS - decoding, "generation_attention": decoding}
+    rows: list[Any] = []
+    for of_dtype in few_rows("gemm", system, library, seed, _ROWS).values():
+        rows += of_dtype
+    for kind, count in counts.items():
+        rows += few_rows(kind, system, library, seed, count)["bf16"]
+    for of_dtype in few_rows("moe", system, library, seed, _ROWS).values() if experts else ():
+        rows += of_dtype
+    return profile_with(rows, system, library, seed)
+
+
+def profile_with(rows: Sequence[Any], system: str, library: str, seed: int) -> Profile:
+    """Returns a profile with rows of an engine's tables, and models fitted to them.
+
+    The priors of the models know no other table of the GPU's generation.
     """
     device = lookup(slug_of(system) or system)
     known: dict[str, Any] = {"prior": "family-out", "seed": seed}
     of_kind: dict[str, list[Any]] = defaultdict(list)
-    found = few_rows("gemm", system, library, seed, _ROWS)
+    by_dtype: dict[tuple[str, str], list[Any]] = defaultdict(list)
+    for row in rows:
+        of_kind[row.workload.kind].append(row)
+        by_dtype[row.workload.kind, row.workload.dtype].append(row)
     products = []
-    for dtype in filter(found.__contains__, _FORMATS):
-        works, us = _columns(found[dtype])
-        m, n, k = np.transpose(list(map(attrgetter("m", "n", "k"), works)))
-        products.append(
-            GemmModel.fit(device, m, n, k, us, layout="nt", dtype=dtype, library=library, **known)
-        )
-        of_kind["gemm"] += found[dtype]
-    decoding = int(_DECODING * _ROWS)
-    counts = {"context_attention": _ROWS - decoding, "generation_attention": decoding}
-    for kind, count in counts.items():
-        of_kind["attention"] += few_rows(kind, system, library, seed, count)["bf16"]
+    models = {}
+    for (kind, dtype), alike in by_dtype.items():
+        works, us = _columns(alike)
+        if kind == "moe":
+            fitted = MoEModel.fit(device, works, us, library=library, **known)
+            models[dtype, alike[0].provider] = fitted
+        elif kind == "gemm" and dtype in _FORMATS:
+            m, n, k = np.transpose(list(map(attrgetter("m", "n", "k"), works)))
+            products.append(
+                GemmModel.fit(
+                    device, m, n, k, us, layout="nt", dtype=dtype, library=library, **known
+                )
+            )
     works, us = _columns(of_kind["attention"])
     written = [work.causal for work in works]
     attention = AttentionModel.fit(device, works, us, cache_write=written, **known)
-    layers = few_rows("moe", system, library, seed, _ROWS) if experts else {}
-    models = {}
-    for dtype, rows in layers.items():
-        works, us = _columns(rows)
-        models[dtype, rows[0].provider] = MoEModel.fit(device, works, us, library=library, **known)
-        of_kind["moe"] += rows
-    tables = {kind: table_of(kind, rows) for kind, rows in of_kind.items()}
+    tables = {kind: table_of(kind, alike) for kind, alike in of_kind.items()}
     shipped = Models(tuple(products), attention=attention)
     profile = Profile(device, {}, Provenance("tools"), tables, shipped)
     profile._experts._models.update(models)

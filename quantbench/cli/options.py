@@ -128,7 +128,7 @@ def typed_words(options: Any, names: Iterable[str]) -> list[str]:
     words = []
     for name in names:
         value = getattr(options, name)
-        typed = f"--{name.replace('_', '-')}"
+        typed = f"--{name.rstrip('_').replace('_', '-')}"
         if value == usual[name]:
             continue
         if value is True:

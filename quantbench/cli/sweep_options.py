@@ -13,7 +13,7 @@ from quantbench.cli.model_options import GridOptions, assumed_words, held_and_di
 from quantbench.cli.options import option, percentage, typed_words
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_choice
-from quantbench.sweep.axes import check_axes, parse_axis, with_defaults
+from quantbench.sweep.axes import Held, check_axes, parse_axis, with_defaults
 from quantbench.units import parse_duration_s
 
 if TYPE_CHECKING:
@@ -29,10 +29,9 @@ _BUDGET = {"cuda": "4m", "cpu": "60s"}
 _PRECISION = {"cuda": "0.5%", "cpu": "1%"}
 # Longest time of sampling a point, by kind of device.
 _MAX_TIME_S = {"cuda": 2.0, "cpu": 0.5}
-# Options allowed with a file of transformer shapes, because they say how to measure and not what.
-_BESIDE_MODELS = (
-    "shapes", "provider", "cache", "mode", "precision", "distribution", "budget", "points", "shard",
-)  # fmt: skip
+# Options that say how to measure, which are allowed with a file of transformer shapes.
+_HOW = ("provider", "cache", "mode", "precision", "distribution", "budget", "points", "shard")
+_PLANNERS = ("aiconfigurator",)
 RUN = "Run"
 _timing = partial(option, panel="Timing")
 run_option = partial(option, panel=RUN)
@@ -47,6 +46,12 @@ class SweepArguments(GridOptions):
         "File of shapes, instead of --dim: CSV with columns m, n, k (single products), or JSON "
         "as written by "
         "advise --shapes-out (transformer shapes).",
+    )
+    for_: str = option(
+        "",
+        "Planner whose tables are measured for --model (several with commas) or --config, instead "
+        "of --dim, the most informative points first: aiconfigurator.",
+        "--for",
     )
     points: int = option(0, "Number of points to measure of the grid (0: all).", min=0)
     refine: bool = option(
@@ -72,7 +77,7 @@ class SweepArguments(GridOptions):
 
     @property
     def listed(self) -> bool:
-        return self.shapes is not None
+        return self.shapes is not None or bool(self.for_)
 
     @property
     def providers(self) -> tuple[str, ...]:
@@ -92,11 +97,16 @@ def sweep_options(arguments: SweepArguments, device_kind: str) -> SweepOptions:
     from quantbench.timing.options import TimingOptions
 
     of_models = arguments.shapes is not None and arguments.shapes.suffix == SUFFIX
-    about = _typed_except(arguments, "dim", *_BESIDE_MODELS)
+    about = _typed_except(arguments, "dim", "shapes", *_HOW)
     if of_models and about:  # a shape states its own sizes, ops and number formats
         typed = f"--shapes {arguments.shapes} with {about[0]}"
         raise InputError("sweep", typed, "shapes as the file describes them")
-    held, dims = held_and_dims(arguments)
+    held = Held()
+    dims: tuple[str, ...] = ()
+    if arguments.for_:
+        _require_planner(arguments)
+    else:
+        held, dims = held_and_dims(arguments)
     budget = arguments.budget or _BUDGET[device_kind]
     precision = arguments.precision or _PRECISION[device_kind]
     shapes: dict[str, Any] = {}
@@ -124,10 +134,36 @@ def sweep_options(arguments: SweepArguments, device_kind: str) -> SweepOptions:
     )
 
 
+def options_on(arguments: SweepArguments, spec: DeviceSpec) -> SweepOptions:
+    """Converts the options for a device. With --for, they have the points of the planner."""
+    options = sweep_options(arguments, spec.torch_kind)
+    if not arguments.for_:
+        return options
+    from quantbench.cli.sweep_for import with_points
+
+    return with_points(options, arguments.for_, arguments, spec)
+
+
+def _require_planner(arguments: SweepArguments) -> None:
+    """Raises InputError for an unknown planner, no model, and options that choose other points."""
+    planner = require_choice("sweep", "--for", arguments.for_, _PLANNERS)
+    allowed = ("for_", "model", "config", "tp", "dtype", *_HOW)
+    others = _typed_except(arguments, *allowed)
+    if others:
+        expected = "points that the planner needs: --model, --config, --tp and --dtype at most"
+        raise InputError("sweep", f"--for {planner} with {others[0]}", expected)
+    if not arguments.model and arguments.config is None:
+        raise InputError("sweep", f"--for {planner} without a model", "--model or --config")
+
+
 def assumed_of(
     arguments: SweepArguments, options: SweepOptions, plan: Plan, spec: DeviceSpec
 ) -> tuple[str, ...]:
     """Lists the assumptions that change the result of a planned sweep, as text."""
+    if options.works:
+        from quantbench.cli.sweep_for import planner_words
+
+        return planner_words(options, spec)
     if options.models:
         return _stated_words([one.shape for one in options.models])
     held = with_defaults(options.held, spec, options.dims)

@@ -3,7 +3,8 @@
 The module also draws the plot of the run, and builds the refinement of a sweep with --refine.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -38,6 +39,7 @@ from quantbench.sweep.plan import Group, Plan
 from quantbench.sweep.refine import AxisGap, Edge, Refine
 from quantbench.sweep.runner import Finished, Progress
 from quantbench.units import axis_words, counted, dashed, duration, percent
+from quantbench.workload import Attention, Workload
 
 # Phases that count as measurement; all others are overhead of the harness.
 _MEASUREMENT_PHASES = ("inputs", "warm-up", "measuring")
@@ -45,13 +47,14 @@ _KERNEL_NAMES = "QUANTBENCH_KERNEL_NAMES"
 
 
 def plan_lines(
-    plan: Plan, *, already: int = 0, retried: int = 0, devices: int = 1
+    plan: Plan, *, already: int = 0, retried: int = 0, devices: int = 1, by_op: bool = False
 ) -> Iterator[str]:
     """Yields the number of points, the estimated time, and the sizes that are left out.
 
     already: number of points that were measured before `plan` was made.
     retried: number of points in `plan` that failed before.
     devices: number of devices that share the points.
+    by_op: whether to count the points by op instead of naming the sizes that are left out.
     """
     text = counted(len(plan.points), "point")
     if plan.left_out:
@@ -62,7 +65,9 @@ def plan_lines(
     if already:
         text += f"; {already} more {_are(already)} measured already"
     yield text
-    if plan.left_out:
+    if by_op:
+        yield f"points of {counts_by_op(point.workload for point in plan.points)}"
+    elif plan.left_out:
         places = "; ".join(map(str, left_out(plan)))
         yield f"left out for the budget: {places} (`--budget none` runs all)"
     if retried:
@@ -70,6 +75,17 @@ def plan_lines(
     if plan.impossible:
         sizes = counted(len(plan.impossible), "size")
         yield f"left out at {sizes}, the first: {plan.impossible[0]}"
+
+
+def counts_by_op(works: Iterable[Workload]) -> str:
+    """Counts workloads by op and dtype, as text: `products bf16: 40, prompts bf16: 12`."""
+    counts: Counter[str] = Counter()
+    for work in works:
+        name = "products"
+        if isinstance(work, Attention):
+            name = "prompts" if work.causal else "decoding"
+        counts[f"{name} {work.dtype}"] += 1
+    return ", ".join(f"{name}: {count}" for name, count in counts.items())
 
 
 def _are(number: int) -> str:
@@ -149,7 +165,7 @@ def result(
     rows = rows_of(points)
     check = check_run(run, rules=())
     options = options_from_json(run.info.options)
-    listed = bool(options.shapes or options.models)
+    listed = bool(options.shapes or options.models or options.works)
     told: dict[str, Any] = {}
 
     lines: list[StyledLine | Table] = [""]
@@ -159,6 +175,8 @@ def result(
         section = comparison_section(comparison)
         lines += section_lines(section, fold=("shape", "library"))
         lines.append(comparison_sentence(comparison))
+    elif rows and options.works:
+        lines.append(f"measured: {counts_by_op(point.workload for point in points)}")
     elif rows:
         lines += [ops_line(rows), drawn(sizes_table(rows, check), narrowest=20), *check.padding]
     else:
@@ -194,6 +212,8 @@ def result(
         lines.append(f"picture: {picture}")
     if finished.how == "budget":
         lines.append(f"the rest: quantbench sweep --resume {run.folder}")
+    if options.export:
+        lines.append(f"next: quantbench profile export {run.folder} {options.export}")
     answer = {
         "run": run.folder,
         "device": spec.name,

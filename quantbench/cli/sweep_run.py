@@ -26,7 +26,7 @@ from quantbench.cli.output import (
     say,
     show,
 )
-from quantbench.cli.sweep_options import SweepArguments, assumed_of, budget_of, sweep_options
+from quantbench.cli.sweep_options import SweepArguments, assumed_of, budget_of, options_on
 from quantbench.cli.sweep_print import (
     left_out,
     measuring_s,
@@ -62,7 +62,7 @@ def dry_run(arguments: SweepArguments, gpu: str) -> Result:
     gpu: name of the GPU to plan for; "" for this machine's device.
     """
     spec = device.lookup(gpu) if gpu else device.current()
-    options = sweep_options(arguments, spec.torch_kind)
+    options = options_on(arguments, spec)
     catalog.require_found(options.providers)
     sys.path.insert(0, str(Path.cwd()))  # where a worker looks for user-defined providers
     options = replace(options, tiles=catalog.declared_tiles(options.providers))
@@ -81,19 +81,23 @@ def dry_run(arguments: SweepArguments, gpu: str) -> Result:
         "left_out": left_out(plan),
     }
     # A list, so that a provider that cannot be loaded is reported before anything is printed.
-    return Result(answer, list(_dry_run_lines(plan, spec, assumed, here=not gpu)))
+    lines = _dry_run_lines(plan, spec, assumed, here=not gpu, by_op=bool(options.works))
+    return Result(answer, list(lines))
 
 
-def _dry_run_lines(plan: Plan, spec: DeviceSpec, assumed: Sequence[str], *, here: bool) -> Lines:
+def _dry_run_lines(
+    plan: Plan, spec: DeviceSpec, assumed: Sequence[str], *, here: bool, by_op: bool
+) -> Lines:
     """Yields the plan, and its first points with their roofline times.
 
     here: whether the plan is for this machine's device. Only then can the providers be asked what
         they support.
+    by_op: as in `plan_lines`.
     """
     yield f"plan for {spec.name}"
     if assumed:
         yield f"assumed: {', '.join(assumed)}"
-    yield from plan_lines(plan)
+    yield from plan_lines(plan, by_op=by_op)
     if here:
         make = cache(catalog.make)
         reasons = [make(point.provider).unsupported(point.workload, spec) for point in plan.points]
@@ -120,9 +124,7 @@ def run(arguments: SweepArguments, results: Path, resume: Path | None, *, as_jso
         catalog.require_found(providers)
         check_folder("--results", results)
         connect = partial(WorkerProcess, [name for name in providers if ":" in name])
-        session = SweepSession.new(
-            lambda spec: sweep_options(arguments, spec.torch_kind), results, connect
-        )
+        session = SweepSession.new(partial(options_on, arguments), results, connect)
         earlier_s = 0.0
     else:
         earlier_s = measuring_s(read_run_info(resume))
@@ -178,7 +180,8 @@ def measure(console: Console, session: SweepSession, assumed: Sequence[str] = ()
     show(console, device_lines(session.hello.device, session.hello.state, session.hello.limits))
     if assumed:
         say(console, f"assumed: {', '.join(assumed)}")
-    show(console, plan_lines(session.plan, already=len(session.done), retried=session.num_retried))
+    counts = {"already": len(session.done), "retried": session.num_retried}
+    show(console, plan_lines(session.plan, **counts, by_op=bool(session.options.works)))
     if session.interpreted:
         interpreter = "triton's interpreter checks results; its times are those of no kernel."
         say(console, f"TRITON_INTERPRET is set: {interpreter}")
@@ -228,10 +231,10 @@ def run_on_ray(
     budget_s = budget_of(arguments)
     earlier_s = 0.0 if resume is None else measuring_s(read_run_info(resume))
 
-    def options_on(spec: DeviceSpec) -> SweepOptions:
+    def of_device(spec: DeviceSpec) -> SweepOptions:
         if resume is not None:
             return resumed_options(resume, budget_s)
-        return sweep_options(arguments, spec.torch_kind)
+        return options_on(arguments, spec)
 
     names = arguments.providers
     if resume is not None:
@@ -240,7 +243,7 @@ def run_on_ray(
     own = [name for name in names if ":" in name]
     with connected(catalog.local_modules(own)) as ray:
         stop_on_sigterm()  # after Ray has set its own handler
-        sweep = ClusterSweep(ray, options_on, results, resume, own, partial(say, console))
+        sweep = ClusterSweep(ray, of_device, results, resume, own, partial(say, console))
         assumed: dict[Path, tuple[str, ...]] = {}
         for run in sweep.start():
             assumed[run.folder] = ()  # a resumed run has no new assumptions
@@ -276,4 +279,6 @@ def _show_run(console: Console, run: ClusterRun, assumed: Sequence[str]) -> None
     say(console, f"{', '.join(run.devices)}: {run.spec.name}, kept in {run.folder}/")
     if assumed:
         say(console, f"  assumed: {', '.join(assumed)}")
-    show(console, plan_lines(run.plan, already=run.already, devices=len(run.devices)))
+    by_op = bool(run.options.works)
+    devices = len(run.devices)
+    show(console, plan_lines(run.plan, already=run.already, devices=devices, by_op=by_op))

@@ -50,7 +50,7 @@ from quantbench.report.sweep_result import ops_line
 from quantbench.store.folder import Run
 from quantbench.sweep.axes import SHAPE_DIM
 from quantbench.sweep.options import options_from_json
-from quantbench.units import axis_words, dashed
+from quantbench.units import axis_words, counted, dashed
 
 PAGE = "report.html"
 # Maximum number of families whose steps the first screen explains. A family is the curves of one
@@ -140,6 +140,8 @@ def build_page(run: Run, points: Sequence[Point], where: Mapping[str, int]) -> P
         comparison = compare_shapes(points, options_from_json(info.options).models)
         lead = Lead(SHAPE_DIM, comparison_sentence(comparison))
         sections.append(comparison_section(comparison))
+    elif points and not axes:
+        lead = Lead(SHAPE_DIM, f"{counted(len(points), 'point')} measured, along no axis")
     explanation: list[str] = []
     all_sizes = None
     if points and axes:

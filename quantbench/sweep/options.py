@@ -1,32 +1,34 @@
 """Defines the options of a sweep, and builds the plan of a sweep for a device."""
 
 from collections.abc import Collection
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_int
 from quantbench.launch import Tile
 from quantbench.providers.catalog import expand, gemm_tiles
-from quantbench.store.typed import decode
+from quantbench.store.typed import decode, encode
 from quantbench.sweep.axes import SHAPE_DIM, Axis, Held, with_defaults
 from quantbench.sweep.edges import parse_grid
 from quantbench.sweep.plan import GridPoint, Plan, build_plan, lay_out, num_fitting
 from quantbench.sweep.shape_file import NamedShape, named_shapes
 from quantbench.sweep.sizes import GEMM_DIMS
 from quantbench.timing.options import TimingOptions
-from quantbench.workload import Gemm, Op
+from quantbench.workload import Attention, Gemm, Op
 
 
 @dataclass(frozen=True)
 class SweepOptions:
     """Options of a sweep, which determine its plan on a device.
 
-    One of dims, shapes and models is set.
+    One of dims, shapes, models and works is set.
 
     dims: axes as the user typed them, `hidden` or `hidden=1024:4096`.
     shapes: (m, n, k, batch) of each GEMM to measure.
     models: transformer shapes, of which all ops are measured, forward and backward.
+    works: workloads in the order in which they are measured.
+    export: options of `profile export` that write a planner's files from the works; "" for none.
     budget_s: time for the whole sweep, in s; None for no limit.
     limit_s: time after which a point counts as hanging, in s; None for a limit that follows from
         its estimate.
@@ -47,6 +49,8 @@ class SweepOptions:
     limit_s: float | None = None
     shapes: tuple[tuple[int, int, int, int], ...] = ()
     models: tuple[NamedShape, ...] = ()
+    works: tuple[Gemm | Attention, ...] = ()
+    export: str = ""
     points: int = 0
     refine: bool = False
     shard: tuple[int, ...] = ()
@@ -77,7 +81,8 @@ class SweepOptions:
 
 
 def options_to_json(options: SweepOptions) -> dict[str, Any]:
-    return asdict(options)
+    encoded: dict[str, Any] = encode(options)
+    return encoded
 
 
 def options_from_json(data: object) -> SweepOptions:
@@ -120,8 +125,8 @@ def plan_sweep(
 def whole_plan(options: SweepOptions, spec: DeviceSpec) -> tuple[tuple[Axis, ...], Plan]:
     """Returns the axes with their edges, and the plan of all points.
 
-    The axes of a list of GEMMs are m, n, k and batch. The axis of transformer shapes is `shape`,
-    numbered from 1.
+    The axes of a list of GEMMs are m, n, k and batch. The axis of transformer shapes and of other
+    workloads is `shape`, numbered from 1.
     """
     held = with_defaults(options.held, spec, options.dims)
     providers = expand(options.providers)
@@ -140,6 +145,13 @@ def whole_plan(options: SweepOptions, spec: DeviceSpec) -> tuple[tuple[Axis, ...
         for number, named in enumerate(options.models, 1):
             ops = [op for op in named.shape.ops() if op.workload.kind != "cast"]
             points.append(GridPoint({SHAPE_DIM: number}, tuple(ops)))
+        return axes, lay_out(points, providers, options.timing, spec)
+    if options.works:
+        axes = (Axis(SHAPE_DIM, tuple(range(1, len(options.works) + 1))),)
+        points = []
+        for number, work in enumerate(options.works, 1):
+            op = Op(work.kind, "forward", work, 1)
+            points.append(GridPoint({SHAPE_DIM: number}, (op,), rank=number))
         return axes, lay_out(points, providers, options.timing, spec)
     tiles = gemm_tiles(providers, options.tiles)
     axes = parse_grid(options.dims, held, spec, tiles=tiles)

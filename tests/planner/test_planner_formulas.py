@@ -77,6 +77,11 @@ def test_without_recomputation_it_is_three_quarters() -> None:
     assert found["none"] < found["selective"] < found["full"]
 
 
+def test_experts_are_counted_by_their_own_formula() -> None:
+    shape = TransformerShape(hidden=2048, heads=16, experts=8, top_k=2, moe_ffn=8192)
+    assert hardware_flops(shape, 8, "none") == model_flops(shape, 8)
+
+
 def test_model_flops_agree_with_the_closed_formula_for_a_gpt() -> None:
     shape = TransformerShape(hidden=12288, heads=96, layers=96, vocab=51200)
     full = hardware_flops(shape, 1536, "full")

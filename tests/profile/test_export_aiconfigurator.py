@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from commands import run
 from known_profile import (
     ATTENTIONS,
     COLLECTIVES,
@@ -21,6 +22,7 @@ from known_profile import (
     known_tables,
     table,
 )
+from sweep_doubles import Clock, QuietWorker, measured
 
 from quantbench.device import lookup
 from quantbench.errors import InputError, UnsupportedError
@@ -29,6 +31,8 @@ from quantbench.profile import Profile
 from quantbench.profile.exporters import export_profile
 from quantbench.profile.exporters.aiconfigurator_modelled import AT_CLIFF
 from quantbench.profile.exporters.options import ExportOptions
+from quantbench.store.folder import read_run
+from quantbench.workload import Gemm
 
 pytest.importorskip("yaml", reason="needs PyYAML, which comes with quantbench[tables]")
 pq = pytest.importorskip(
@@ -266,6 +270,33 @@ def test_experts_and_latent_attention_are_served_from_shipped_models(tmp_path: P
     asked = [("deepseek-ai/DeepSeek-V3", 8, fp8), ("Qwen/Qwen3-235B-A22B", 8, {})]
     found = served(tmp_path, "b200_sxm", "trtllm", asked)
     assert all(1.0 < one[0] < 200.0 for one in found)
+
+
+def test_a_sweep_for_the_planner_ends_with_the_export_that_its_loader_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def worker(names: Any = ()) -> QuietWorker:
+        return QuietWorker(lambda asked: measured(float(asked.workload.min_bytes)), Clock())
+
+    monkeypatch.setattr("quantbench.cli.sweep_run.WorkerProcess", worker)
+    monkeypatch.chdir(tmp_path)
+    said = run("sweep --for aiconfigurator --model llama-3.2-1b --tp 8 --points 14")
+    export = said.split("next: quantbench ")[1].splitlines()[0]
+    run(f"{export} -o own")
+    found = load(tmp_path / "own", "a100_test", [])
+    records = read_run(Path(export.split()[2])).records
+    works: list[Any] = [record.workload for record in records if record.role == "point"]
+    assert len(works) == 14
+    for work in works:
+        if isinstance(work, Gemm):
+            name, sizes = "products", [work.m, work.n, work.k]
+        else:
+            name, last = "generation", [work.batch, work.seq_k]
+            if work.causal:
+                name, last = "context", [work.seq_k, work.batch]
+            sizes = [work.kv_heads, work.head_dim, 0, work.heads, *last]
+        (ms,) = [row[-1] for row in found[name] if row[:-1] == sizes]
+        assert ms == pytest.approx(work.min_bytes / 1e3)
 
 
 def test_our_importer_reads_the_export_back(tmp_path: Path) -> None:

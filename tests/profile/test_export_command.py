@@ -90,7 +90,7 @@ def test_the_import_on_the_page_makes_a_run_of_200_rows(
 
 
 def test_the_page_has_all_its_commands() -> None:
-    assert len(COMMANDS) == 16
+    assert len(COMMANDS) == 17
     assert len(SNIPPETS) == 2
 
 

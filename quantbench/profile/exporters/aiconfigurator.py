@@ -65,7 +65,7 @@ _INSTALL = "pip install '.[tables]' in quantbench's checkout"
 _NCCL_VERSION = "quantbench"
 _NCCL_DTYPES = {"bf16": "half", "fp16": "half", "int8": "int8", "fp8": "fp8"}
 #: dtypes in common.GEMMQuantMode of aiconfigurator-core 0.12.0
-_GEMM_DTYPES = ("bf16", "fp8", "fp8_block", "nvfp4")
+PRODUCT_DTYPES = ("bf16", "fp8", "fp8_block", "nvfp4")
 #: Maps a dtype to aiconfigurator's name for experts of this dtype (common.MoEQuantMode).
 _MOE_DTYPES = {
     "bf16": "bfloat16",
@@ -186,7 +186,7 @@ def _gemm_rows(profile: Profile, options: ExportOptions, wanted: Served, out: Ex
     fp16 is exported only with --dtype fp16, and then as bfloat16, because aiconfigurator has no
     fp16.
     """
-    names = list(_GEMM_DTYPES)
+    names = list(PRODUCT_DTYPES)
     if options.dtype == "fp16":
         names.append("fp16")
         out.notes.append(
@@ -199,7 +199,7 @@ def _gemm_rows(profile: Profile, options: ExportOptions, wanted: Served, out: Ex
         others = table["dtype"] != dtype
         keep(table, others, f"{dtype}: no such matrix product there{hint}", out)
     found: Rows = []
-    for dtype in [options.dtype] if options.dtype else _GEMM_DTYPES:
+    for dtype in [options.dtype] if options.dtype else PRODUCT_DTYPES:
         if dtype in measured or profile.device.peak(dtype) is not None:
             of_dtype = table.matching(dtype=dtype)
             rows = linear_layers(of_dtype, options, out, options.backend)
