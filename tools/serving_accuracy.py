@@ -29,6 +29,7 @@ from quantbench.latency.libraries import TABLES, slug_of
 from quantbench.latency.moe import MoEModel
 from quantbench.profile import Profile
 from quantbench.profile.exporters import export_profile
+from quantbench.profile.exporters.aiconfigurator import FEW_TOKENS
 from quantbench.profile.exporters.options import ExportOptions
 from quantbench.profile.models import Models
 from quantbench.profile.schema import Provenance
@@ -110,18 +111,20 @@ def tpot_ms(row: Row, database: Any, attention: str | None) -> float:
     return float(found.get_result_dict()["tpot"])
 
 
-def few_rows(kind: str, system: str, library: str, seed: int, count: int) -> dict[str, list[Any]]:
+def few_rows(
+    kind: str, system: str, library: str, seed: int, count: int, of: str = ""
+) -> dict[str, list[Any]]:
     """Returns at most `count` random rows of a table for each dtype.
 
-    All rows of a dtype have the provider with the most rows.
-
     kind: kind of table, such as gemm or moe.
+    of: provider of all rows; "" for the provider with the most rows of each dtype.
     """
     version = _EXPERTS.get((system, library)) if kind == "moe" else None
     tables, _ = aiconfigurator.find_tables(system, backend=library, version=version, kinds=[kind])
     by_dtype: dict[str, list[Any]] = defaultdict(list)
     for row in aiconfigurator.read_rows(tables[0]).rows:
-        by_dtype[row.workload.dtype].append(row)
+        if of in ("", row.provider):
+            by_dtype[row.workload.dtype].append(row)
     found = {}
     for dtype, rows in by_dtype.items():
         provider = Counter(row.provider for row in rows).most_common(1)[0][0]
@@ -173,12 +176,13 @@ def profile_of(system: str, library: str, seed: int, *, experts: bool) -> Profil
     works, us = _columns(of_kind["attention"])
     written = [work.causal for work in works]
     attention = AttentionModel.fit(device, works, us, cache_write=written, **known)
-    layers = few_rows("moe", system, library, seed, _ROWS) if experts else {}
     models = {}
-    for dtype, rows in layers.items():
-        works, us = _columns(rows)
-        models[dtype, rows[0].provider] = MoEModel.fit(device, works, us, library=library, **known)
-        of_kind["moe"] += rows
+    for provider in ("", FEW_TOKENS) if experts else ():
+        for dtype, rows in few_rows("moe", system, library, seed, _ROWS, provider).items():
+            works, us = _columns(rows)
+            of = rows[0].provider
+            models[dtype, of] = MoEModel.fit(device, works, us, library=library, **known)
+            of_kind["moe"] += rows
     tables = {kind: table_of(kind, rows) for kind, rows in of_kind.items()}
     shipped = Models(tuple(products), attention=attention)
     profile = Profile(device, {}, Provenance("tools"), tables, shipped)
@@ -228,7 +232,7 @@ def exported(rows: Sequence[Row], system: str, seed: str, *, experts: bool) -> l
     for name in sorted(set(map(file_of, rows))):
         file = package() / "model_configs" / f"{name.replace('/', '--')}_config.json"
         try:
-            describe(file)
+            describe(file, hybrid=True)
             files.append(file)
         except QuantbenchError as error:
             reasons[str(error)] += 1

@@ -20,7 +20,7 @@ from quantbench.latency.libraries import library_of
 from quantbench.profile.exporters.modelled import M_GRID, MODEL, GemmTimes, attention_model
 from quantbench.profile.exporters.options import Exported, Rows
 from quantbench.profile.exporters.rates import link_rates
-from quantbench.profile.exporters.served import Served
+from quantbench.profile.exporters.served import BATCHES, CACHED, MOST_PROMPT_TOKENS, Served
 from quantbench.profile.linear_interpolation import BOUND, FloatArray, IntArray
 from quantbench.profile.profile import Profile
 from quantbench.profile.schema import KnownCliff
@@ -60,6 +60,16 @@ _TWO_STEPS_MOST = 500.0
 _NUM_GPUS = (2, 4, 8, 16)
 #: assumed time of a kernel that scales an empty tensor
 _SMALL_KERNEL_US = 2.0
+#: Time of a kernel of linear attention in a serving engine, in passes over its data at the stated
+#: rate of the memory; in aiconfigurator's tables (L40S to GB300) the convolution takes 0.4 to 2.8,
+#: the recurrence of new tokens 1.1 to 1.3, and that of prompts 8 to 29 in SGLang, whose kernels are
+#: Triton's, and 2 to 4 in vLLM, with FlashInfer's. Recurrences of prompts also take 17 to 28 µs,
+#: and 4 to 31 µs for 1,024 tokens of one sequence.
+_CONVOLUTION_PASSES = 2.0
+_NEW_TOKEN_PASSES = 1.2
+_PROMPT_PASSES = {"sglang": 15.0, "trtllm": 7.0, "vllm": 3.0}
+_PROMPT_US = 25.0
+_PROMPT_TOKEN_US = 0.02
 
 
 def perf_row(
@@ -269,6 +279,52 @@ def scale_rows(profile: Profile, wanted: Served, *, passes: int) -> Rows:
         # Two bytes are read per element, and with two passes one byte is written.
         us = _SMALL_KERNEL_US + (1 + passes) * m * k / bytes_per_us
         rows.append(perf_row("scale", MODEL, us, quant_dtype="fp8", m=m, k=k))
+    return rows
+
+
+def linear_rows(profile: Profile, wanted: Served, backend: str) -> Rows:
+    """Returns the table of the convolution and the recurrence of linear attention."""
+    bytes_per_us = profile.device.memory_gb_per_s * 1e3
+    rows: Rows = []
+    for one, batch, seq in product(wanted.linear, BATCHES, CACHED):
+        tokens = batch * seq
+        if tokens > MOST_PROMPT_TOKENS:
+            continue
+        # Two bytes per channel are read and written, and so are four of each new token's state.
+        convolved_us = 4 * tokens * one.channels / bytes_per_us
+        values_us = 4 * tokens * one.values / bytes_per_us
+        convolution_us = _SMALL_KERNEL_US + _CONVOLUTION_PASSES * convolved_us
+        times_us = {
+            ("context", "causal_conv1d_fn"): convolution_us,
+            ("context", "chunk_gated_delta_rule"): (
+                _PROMPT_US + _PROMPT_TOKEN_US * seq + _PROMPT_PASSES[backend] * values_us
+            ),
+        }
+        if seq == 1:
+            states_us = 2 * one.key_dim * values_us
+            times_us |= {
+                ("generation", "causal_conv1d_update"): convolution_us,
+                ("generation", "fused_sigmoid_gating_delta_rule_update"): (
+                    2 * _SMALL_KERNEL_US + _NEW_TOKEN_PASSES * states_us
+                ),
+            }
+        for (phase, kernel), us in times_us.items():
+            row = perf_row(
+                "gdn",
+                kernel,
+                us,
+                phase=phase,
+                batch_size=batch,
+                seq_len=seq,
+                num_tokens=tokens,
+                d_model=one.hidden,
+                d_conv=one.conv_width,
+                num_k_heads=one.key_heads,
+                head_k_dim=one.key_dim,
+                num_v_heads=one.value_heads,
+                head_v_dim=one.value_dim,
+            )
+            rows.append(row | {"origin": "modelled"})
     return rows
 
 
