@@ -48,11 +48,11 @@ class DecodeKernel:
 # Candidate rules: every block_m with every way of splitting (blocks_per_sm, least_keys and
 # shares_groups_only). FlashAttention-2 splits keys only if several query heads share them
 # (csrc/flash_attn/flash_api.cpp, seqlenq_ngroups_swapped).
-_RULES = ((0,), (1, 128), (1, 512), (2, 256), (1, 256, True), (2, 128, True))
+_RULES = ((1, 128), (1, 512), (2, 256), (1, 256, True), (2, 128, True))
 KERNELS = (
     *(DecodeKernel(16, *rule) for rule in _RULES),
     *(DecodeKernel(64, *rule) for rule in _RULES),
-    *(DecodeKernel(32, *rule, largest_group=32) for rule in _RULES[1:4]),
+    *(DecodeKernel(32, *rule, largest_group=32) for rule in _RULES[:3]),
 )
 PARAMETERS = (
     Parameter("log_launch_us", "time of an empty call", 2.1, 0.7),
