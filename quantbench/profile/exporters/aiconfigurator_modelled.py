@@ -42,12 +42,14 @@ AT_CLIFF = "quantbench_model_at_cliff"
 NAMES = {"bf16": "bfloat16", "fp16": "bfloat16"}
 # Modelled message sizes in bytes.
 _MESSAGES = tuple(2**power for power in range(8, 31))
-#: Times in µs of an all-reduce of an empty message: by a serving engine in one step (every GPU
-#: reads the messages of all others) and in two steps (reduce-scatter and all-gather), and by NCCL.
-#: In aiconfigurator's tables of A100, H100 and GB200, one step takes 2.5 to 5 µs and two steps take
-#: about 8 µs.
-_ONE_STEP_US = 4.0
-_TWO_STEPS_US = 8.0
+#: Times in µs of an all-reduce of an empty message between two GPUs by each serving engine: in one
+#: step (every GPU reads the messages of all others), and in two steps (reduce-scatter and
+#: all-gather). In aiconfigurator's tables of A100, Hopper and Blackwell with NVLink, one step takes
+#: 2.5 to 5 µs by SGLang and TensorRT-LLM and 4.4 to 7 by vLLM, and 0.2 to 0.6 more for each
+#: doubling of the GPUs. Two steps take about 8 µs, and about 18 by TensorRT-LLM.
+_ALL_REDUCE_US = {"sglang": (3.5, 8.0), "trtllm": (4.0, 18.0), "vllm": (5.0, 8.0)}
+_DOUBLING_US = 0.4
+#: time in µs of NCCL's collectives of an empty message
 _NCCL_US = 15.0
 #: Fraction of a link's stated rate that an all-reduce of one step, and one of two steps, reaches in
 #: these tables, and the cap of its rate in GB/s. NCCL is assumed to reach _TWO_STEPS_SHARE, without
@@ -211,7 +213,9 @@ def lanes_of(profile: Profile, prompts: bool) -> tuple[tuple[str, str], ...]:
     return LANES if prompts else LANES[:2]
 
 
-def message_rows(profile: Profile, wanted: Served, measured: list[Message], *, nccl: bool) -> Rows:
+def message_rows(
+    profile: Profile, wanted: Served, measured: list[Message], engine: str = ""
+) -> Rows:
     """Returns the table of NCCL's collectives, or of the serving engine's own all-reduce.
 
     Message sizes are in elements. If models are named, modelled rows are added for each op and
@@ -219,8 +223,9 @@ def message_rows(profile: Profile, wanted: Served, measured: list[Message], *, n
 
     wanted: work of the named models.
     measured: measured collectives.
-    nccl: True for NCCL's collectives, False for the engine's all-reduce.
+    engine: serving engine whose all-reduce is returned; "" for NCCL's collectives.
     """
+    nccl = not engine
     messages = [one for one in measured if nccl or one[:2] == ("all_reduce", "half")]
     known = {(op, num_gpus) for op, _, num_gpus, *_ in messages}
     link_gb_per_s = link_rates(profile, Exported()).inside_gb_per_s
@@ -230,7 +235,7 @@ def message_rows(profile: Profile, wanted: Served, measured: list[Message], *, n
         if nccl:
             times_us = _nccl_us(COLLECTIVES[op], link_gb_per_s, num_gpus)
         else:
-            times_us = _all_reduce_us(link_gb_per_s, num_gpus)
+            times_us = _all_reduce_us(link_gb_per_s, num_gpus, engine)
         for size, us in zip(_MESSAGES, times_us.tolist(), strict=True):
             messages.append((op, "half", num_gpus, size // 2, us, MODEL))
     rows = []
@@ -240,7 +245,7 @@ def message_rows(profile: Profile, wanted: Served, measured: list[Message], *, n
     return rows
 
 
-def _all_reduce_us(link_gb_per_s: float, num_gpus: int) -> FloatArray:
+def _all_reduce_us(link_gb_per_s: float, num_gpus: int, engine: str) -> FloatArray:
     """Returns the times of a serving engine's all-reduce in µs, (len(_MESSAGES),).
 
     The engine uses the faster of the algorithms with one step and with two steps.
@@ -250,7 +255,9 @@ def _all_reduce_us(link_gb_per_s: float, num_gpus: int) -> FloatArray:
     two_steps = min(_TWO_STEPS_SHARE * link_gb_per_s, _TWO_STEPS_MOST)
     read_us = (num_gpus - 1) * message_bytes / (one_step * 1e3)
     shared_us = _bus_bytes("all_reduce", num_gpus) / (two_steps * 1e3)
-    return np.minimum(_ONE_STEP_US + read_us, _TWO_STEPS_US + shared_us)
+    one_step_us, two_steps_us = _ALL_REDUCE_US[engine]
+    more_us = _DOUBLING_US * np.log2(num_gpus / 2)
+    return np.asarray(more_us + np.minimum(one_step_us + read_us, two_steps_us + shared_us))
 
 
 def _nccl_us(op: str, link_gb_per_s: float, num_gpus: int) -> FloatArray:
