@@ -268,6 +268,27 @@ def test_experts_and_latent_attention_are_served_from_shipped_models(tmp_path: P
     assert all(1.0 < one[0] < 200.0 for one in found)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["sglang", "vllm", "trtllm"])
+def test_linear_attention_beside_full_attention_is_served(tmp_path: Path, backend: str) -> None:
+    found = pytest.importorskip("aiconfigurator_core", reason="needs quantbench[tables]")
+    config = Path(found.__file__).parent / "model_configs" / "Qwen--Qwen3.5-27B_config.json"
+    options = ExportOptions(configs=(config,), tensor_parallel=(4,), backend=backend)
+    export_profile(known_profile(), "aiconfigurator", tmp_path, options)
+    ((ms, _),) = served(tmp_path, "a100_sxm", backend, [("Qwen/Qwen3.5-27B", 4, {})])
+    assert 1.0 < ms < 200.0
+    table = tmp_path / "data" / "a100_sxm" / "linear_attention" / backend / "quantbench"
+    rows = pq.read_table(table / "gdn_perf.parquet").to_pylist()
+    (row,) = (
+        row
+        for row in rows
+        if row["kernel_source"].startswith("fused") and row["batch_size"] == 1024
+    )
+    # 48 / 4 heads hold 128 x 128 values each, in 4 bytes that are read and written once.
+    bytes_moved = 1024 * 12 * 128 * 128 * 8
+    assert row["latency"] == pytest.approx(1.2 * bytes_moved / 2039e6 + 0.004)
+
+
 def test_our_importer_reads_the_export_back(tmp_path: Path) -> None:
     export_profile(known_profile(), "aiconfigurator", tmp_path)
     tables, missing = importer.find_tables(

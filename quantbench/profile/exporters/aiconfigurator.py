@@ -53,12 +53,12 @@ from quantbench.profile.exporters.options import (
     require_gpu,
 )
 from quantbench.profile.exporters.rates import achieved, link_rates
-from quantbench.profile.exporters.served import MODEL_HEADS, Served, served
 from quantbench.profile.file import parquet_bytes
 from quantbench.profile.profile import Profile
 from quantbench.profile.table import Table
 from quantbench.workload import Attention
 from quantbench.workload.dtypes import DTYPES
+from quantbench.workload.serving import MODEL_HEADS, Served, served
 
 _BACKENDS = ("vllm", "sglang", "trtllm")
 _INSTALL = "pip install '.[tables]' in quantbench's checkout"
@@ -75,8 +75,8 @@ _MOE_DTYPES = {
     "fp8_block": "fp8_block",
     "nvfp4": "nvfp4",
 }
-#: provider of TensorRT-LLM's experts in NVFP4 for few tokens, which the planner looks up by the name
-#: of the kernel (moe_torch_flow_min_latency)
+#: provider of TensorRT-LLM's experts in NVFP4 for few tokens, which the planner looks up by this
+#: name of the kernel
 FEW_TOKENS = "trtllm.moe_torch_flow_min_latency"
 #: Maps aiconfigurator's names for the sizes of experts to the fields of `MoE`.
 _MOE_SIZES = {
@@ -123,7 +123,7 @@ def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
     require_gpu(profile, "aiconfigurator")
     require_choice(WHO, "--backend", options.backend, _BACKENDS)
     system = system_of(profile.device.name).replace("-", "_")
-    wanted = served(options)
+    wanted = served(WHO, options.model, options.configs, options.tensor_parallel)
     messages = _measured_collectives(profile, out)
     tables = {
         "gemm": _gemm_rows(profile, options, wanted, out),

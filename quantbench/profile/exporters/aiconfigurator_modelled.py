@@ -20,12 +20,12 @@ from quantbench.latency.libraries import library_of
 from quantbench.profile.exporters.modelled import M_GRID, MODEL, GemmTimes, attention_model
 from quantbench.profile.exporters.options import Exported, Rows
 from quantbench.profile.exporters.rates import link_rates
-from quantbench.profile.exporters.served import BATCHES, CACHED, MOST_PROMPT_TOKENS, Served
 from quantbench.profile.linear_interpolation import BOUND, FloatArray, IntArray
 from quantbench.profile.profile import Profile
 from quantbench.profile.schema import KnownCliff
 from quantbench.profile.table import Table
 from quantbench.workload import Attention, Collective, Gemm
+from quantbench.workload.serving import BATCHES, CACHED, MOST_PROMPT_TOKENS, Served
 
 #: op, dtype, number of GPUs, number of elements, time in µs, source
 Message = tuple[str, str, int, int, float, str]

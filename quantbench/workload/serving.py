@@ -6,11 +6,12 @@ heads than GPUs has one of these heads on each GPU.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from pathlib import Path
 
 from quantbench.errors import InputError
-from quantbench.profile.exporters.options import WHO, ExportOptions
 from quantbench.workload import Attention, Gemm, MoE, TransformerShape
 from quantbench.workload.huggingface import Described, LinearAttention, describe
 from quantbench.workload.presets import preset
@@ -124,8 +125,12 @@ class Served:
     linear: tuple[LinearAttention, ...] = ()
 
 
-def served(options: ExportOptions) -> Served:
+def served(who: str, names: str, configs: Sequence[Path], degrees: Sequence[int]) -> Served:
     """Returns the work that an engine does for the named models, at every tensor-parallel degree.
+
+    who: operation for error messages.
+    names, configs: names of models, separated by commas, and config.json files of other models.
+    degrees: tensor-parallel degrees; () for DEGREES.
 
     Raises InputError if none of the degrees divides the heads of a model.
     """
@@ -133,15 +138,15 @@ def served(options: ExportOptions) -> Served:
     heads: set[Heads] = set()
     latent: set[Latent] = set()
     experts: dict[MoE, None] = {}
-    degrees = options.tensor_parallel or DEGREES
     linear: set[LinearAttention] = set()
-    models = [Described(preset(name), {}) for name in options.model.split(",") if name]
-    models += [describe(path, hybrid=True) for path in options.configs]
+    degrees = degrees or DEGREES
+    models = [Described(preset(name), {}) for name in names.split(",") if name]
+    models += [describe(path, hybrid=True) for path in configs]
     for model in models:
         shape = model.shape
         cut = [_cut(shape, tp) for tp in degrees if shape.heads % tp == 0]
         if not cut:
-            raise InputError(WHO, f"--tp {degrees} of {shape.heads} heads", "degrees that divide")
+            raise InputError(who, f"--tp {degrees} of {shape.heads} heads", "degrees that divide")
         for one in cut:
             ops = one.ops(backward=False)
             products |= {(op.workload.n, op.workload.k) for op in ops if type(op.workload) is Gemm}
