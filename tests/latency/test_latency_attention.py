@@ -16,10 +16,11 @@ from quantbench.latency.attention_cost_model import (
     START,
     AttentionShapes,
     Physics,
+    Terms,
     cut,
     peak_tflops,
 )
-from quantbench.latency.decode_cost_model import PARAMETERS, DecodePhysics
+from quantbench.latency.decode_cost_model import PARAMETERS, DecodeKernel, DecodePhysics
 from quantbench.workload import Attention
 
 A100, H200, V100 = (lookup(slug) for slug in ("a100-sxm4-80gb", "h200-sxm-141gb", "v100-sxm2-32gb"))
@@ -162,6 +163,24 @@ def test_a_sharp_join_of_decoding_does_not_overflow() -> None:
     found = physics.cost(shapes, np.zeros(1, dtype=bool))(sharp)
     longer_us = np.maximum(found.compute_us, found.memory_us)
     assert found.latency_us == pytest.approx(found.launch_us + longer_us, rel=1e-3)
+
+
+def test_blocks_and_parts_of_decoding_by_hand() -> None:
+    def cost(kernel: DecodeKernel, heads: int, batch: int = 256, part_us: float = 1.0) -> Terms:
+        work = Attention(batch, heads, 1, 2**16, 128, 1, "bf16", causal=False)
+        parameters = np.zeros(len(PARAMETERS))
+        parameters[-1] = np.log(part_us)
+        physics = DecodePhysics(A100, kernel, parameters)
+        return physics.cost(AttentionShapes.of([work]), np.zeros(1, dtype=bool))(parameters)
+
+    # 256 sequences on 108 SMs: 3 waves of 1 block each, 5 of 2 blocks, 152 of 64 blocks.
+    sharing = DecodeKernel(32, 1, 512)
+    assert [cost(sharing, heads).waves[0] for heads in (32, 64)] == [3, 5]
+    limited = replace(sharing, largest_group=32)
+    assert [cost(limited, heads).waves[0] for heads in (32, 64)] == [3, 152]
+    # One sequence is cut into 108 parts, whose results are joined.
+    launches_us = [cost(sharing, 32, 1, part_us).launch_us[0] for part_us in (0.5, 1.0)]
+    assert launches_us[1] - launches_us[0] == pytest.approx(108 * 0.5)
 
 
 def test_a_backward_pass_is_no_faster_than_its_forward_pass() -> None:
