@@ -239,12 +239,28 @@ def test_latent_attention_has_its_products_and_as_many_flops_of_attention(tmp_pa
     assert (ops["mlp_down"].count, ops["experts_down"].count) == (3, 58)
 
 
+def test_linear_attention_is_described_if_it_is_asked_for(tmp_path: Path) -> None:
+    sizes = {"key_head_dim": 128, "num_key_heads": 16, "num_value_heads": 64, "value_head_dim": 64}
+    layers = {f"linear_{name}": size for name, size in sizes.items()}
+    layers |= {"linear_conv_kernel_dim": 4, "layer_types": ["linear_attention", "full_attention"]}
+    path = written(tmp_path, {**LLAMA_3_70B, **layers})
+    with pytest.raises(UnsupportedError, match="linear_num_key_heads, linear-attention layers"):
+        describe(path)
+    found = describe(path, hybrid=True)
+    assert found.shape == describe(written(tmp_path, LLAMA_3_70B)).shape
+    assert found.linear is not None
+    # On 4 GPUs: 4 heads each of queries and keys of 128, 16 heads of values of 64 and their gates.
+    products = {(2 * 4 * 128 + 2 * 16 * 64, 8192), (2 * 16, 8192), (8192, 16 * 64)}
+    assert found.linear.cut(4).products == products
+
+
 REFUSED: dict[str, tuple[object, type[QuantbenchError], str]] = {
     "experts of an unknown model": (
         {**LLAMA_3_70B, "num_local_experts": 8},
         UnsupportedError,
         "8 experts of model_type = 'llama'; expected one of deepseek_v2, deepseek_v3, deepseek_v32, glm4_moe, "
-        "glm_moe_dsa, gpt_oss, kimi_k2, llama4_text, minimax_m2, mixtral, qwen2_moe, qwen3_moe, qwen3_vl_moe_text, "
+        "glm_moe_dsa, gpt_oss, kimi_k2, llama4_text, minimax_m2, mixtral, qwen2_moe, qwen3_5_moe_text, "
+        "qwen3_moe, qwen3_vl_moe_text, "
         "whose layers are known",
     ),
     "a part of latent attention": (
