@@ -16,7 +16,6 @@ from quantbench.latency.attention_cost_model import (
     START,
     AttentionShapes,
     Physics,
-    Terms,
     cut,
     peak_tflops,
 )
@@ -165,22 +164,18 @@ def test_a_sharp_join_of_decoding_does_not_overflow() -> None:
     assert found.latency_us == pytest.approx(found.launch_us + longer_us, rel=1e-3)
 
 
-def test_blocks_and_parts_of_decoding_by_hand() -> None:
-    def cost(kernel: DecodeKernel, heads: int, batch: int = 256, part_us: float = 1.0) -> Terms:
-        work = Attention(batch, heads, 1, 2**16, 128, 1, "bf16", causal=False)
-        parameters = np.zeros(len(PARAMETERS))
-        parameters[-1] = np.log(part_us)
-        physics = DecodePhysics(A100, kernel, parameters)
-        return physics.cost(AttentionShapes.of([work]), np.zeros(1, dtype=bool))(parameters)
-
+@pytest.mark.parametrize(
+    ("largest_group", "heads", "batch", "waves"),
     # 256 sequences on 108 SMs: 3 waves of 1 block each, 5 of 2 blocks, 152 of 64 blocks.
-    sharing = DecodeKernel(32, 1, 512)
-    assert [cost(sharing, heads).waves[0] for heads in (32, 64)] == [3, 5]
-    limited = replace(sharing, largest_group=32)
-    assert [cost(limited, heads).waves[0] for heads in (32, 64)] == [3, 152]
-    # One sequence is cut into 108 parts, whose results are joined.
-    launches_us = [cost(sharing, 32, 1, part_us).launch_us[0] for part_us in (0.5, 1.0)]
-    assert launches_us[1] - launches_us[0] == pytest.approx(108 * 0.5)
+    [(0, 32, 256, 3), (0, 64, 256, 5), (32, 32, 256, 3), (32, 64, 256, 152), (0, 32, 1, 1)],
+)
+def test_decoding_by_hand(largest_group: int, heads: int, batch: int, waves: int) -> None:
+    shapes = AttentionShapes.of([Attention(batch, heads, 1, 2**16, 128, 1, "bf16", causal=False)])
+    physics = DecodePhysics(A100, DecodeKernel(32, 1, 512, False, largest_group), np.empty(0))
+    found = physics.cost(shapes, np.zeros(1, dtype=bool))(np.zeros(len(PARAMETERS)))
+    assert found.waves[0] == waves
+    # One sequence is cut into 108 parts, which take 1 µs each to join, and so does the launch.
+    assert found.launch_us[0] == (110 if batch == 1 else 1)
 
 
 def test_a_backward_pass_is_no_faster_than_its_forward_pass() -> None:
