@@ -54,10 +54,11 @@ _DENSE_SYSTEMS = ("h100_sxm", "h200_sxm", "b200_sxm")
 _EXPERTS = {(system, "vllm"): "0.19.0" for system in ("b200_sxm", "h200_sxm")}
 #: share of the attention rows that are drawn from decoding. The time per token depends on it most.
 _DECODING = 0.7
-#: seeds that draw the rows of exported tables; "own" stands for the package's own tables; number of
-#: rows that are drawn from each table
-_SEEDS = ("0", "1")
-_TABLES = ("own", *_SEEDS)
+#: The package's own tables, and the seeds that draw the rows of exported tables. Models with experts
+#: take long, so they have one seed.
+_TABLES = ("own", "0", "1")
+_TABLES_OF_EXPERTS = ("own", "0")
+#: number of rows that are drawn from each table
 _ROWS = 200
 
 Row = Any  # named tuple with one row of the sample
@@ -243,7 +244,7 @@ def exported(rows: Sequence[Row], system: str, seed: str, *, experts: bool) -> l
         return predictions(rows, system, Path(folder))
 
 
-def judge(work: Path, *, experts: bool) -> None:
+def judge(work: Path, tables: Sequence[str], *, experts: bool) -> None:
     """Appends predicted over measured times to the JSON lines in `work`, unless they are there.
 
     Each line has the ratios of one engine, predicted from the package's own tables or from tables
@@ -251,7 +252,7 @@ def judge(work: Path, *, experts: bool) -> None:
     """
     done = {(entry["system"], entry["backend"], entry["seed"]) for entry in entries(work)}
     for (system, backend), rows in sample(experts=experts).items():
-        for seed in _TABLES:
+        for seed in tables:
             if (system, backend, seed) in done:
                 continue
             ratios = exported(rows, system, seed, experts=experts)
@@ -265,7 +266,7 @@ def entries(work: Path) -> list[dict[str, Any]]:
     return list(map(json.loads, text.splitlines()))
 
 
-def lines(work: Path) -> Iterator[list[str]]:
+def lines(work: Path, tables: Sequence[str]) -> Iterator[list[str]]:
     """Yields the lines of the page's table: for each engine, each backend and all together, the
     number of predicted rows and the errors with each table.
 
@@ -276,9 +277,9 @@ def lines(work: Path) -> Iterator[list[str]]:
         by_engine[entry["system"], entry["backend"]][entry["seed"]] = entry["ratios"]
     found: dict[str, list[list[list[float]]]] = defaultdict(list)
     for (system, backend), by_seed in sorted(by_engine.items()):
-        if set(_TABLES) <= set(by_seed):
+        if set(tables) <= set(by_seed):
             for name in ("all", backend, f"{system} {backend}"):
-                found[name].append([by_seed[seed] for seed in _TABLES])
+                found[name].append([by_seed[seed] for seed in tables])
     for name, ratios in sorted(found.items()):
         errors = 100 * np.abs(np.concatenate(ratios, axis=1) - 1)
         both = errors[:, ~np.isnan(errors).any(axis=0)]
@@ -295,9 +296,11 @@ def main() -> None:
     parser.add_argument("--page", type=Path, help="page whose table is replaced")
     options = parser.parse_args()
     logging.disable(logging.CRITICAL)
-    judge(options.work, experts=options.experts)
-    names = ["own", *(f"seed {seed}" for seed in _SEEDS)]
-    page = markdown(["engine", *(f"rows, {name}" for name in names), *names], lines(options.work))
+    tables = _TABLES_OF_EXPERTS if options.experts else _TABLES
+    judge(options.work, tables, experts=options.experts)
+    names = ["own", *(f"seed {seed}" for seed in tables[1:])]
+    head = ["engine", *(f"rows, {name}" for name in names), *names]
+    page = markdown(head, lines(options.work, tables))
     print(page)
     if options.page:
         write_between(options.page, "experts" if options.experts else "serving", page)
