@@ -54,8 +54,8 @@ _DENSE_SYSTEMS = ("h100_sxm", "h200_sxm", "b200_sxm")
 _EXPERTS = {(system, "vllm"): "0.19.0" for system in ("b200_sxm", "h200_sxm")}
 #: share of the attention rows that are drawn from decoding. The time per token depends on it most.
 _DECODING = 0.7
-#: The package's own tables, and the seeds that draw the rows of exported tables. Models with experts
-#: take long, so they have one seed.
+#: The package's own tables, and the seeds that draw the rows of exported tables. Models with
+#: experts take long, so they have one seed.
 _TABLES = ("own", "0", "1")
 _TABLES_OF_EXPERTS = ("own", "0")
 #: number of rows that are drawn from each table
