@@ -175,14 +175,14 @@ class DecodePhysics:
         The features describe the shape, the cost model's time, the number of waves, how full the
         waves are, and into how many parts the keys are split.
         """
-        blocks, parts, _ = self._cut(shapes)
+        blocks, parts, query_rows = self._cut(shapes)
         filled = blocks * parts / self.device.sm_count
         # The ratio of started to filled waves is faded out above four waves, where a partial wave
         # costs little. The factor 2.0 has no effect, because the process standardises its inputs.
         columns = [
             np.log(shapes.batch * shapes.seq_q),
             np.log(shapes.kv_heads),
-            np.log(shapes.heads / shapes.kv_heads),
+            np.log(query_rows / shapes.seq_q),
             np.log(shapes.seq_k),
             2.0 * np.log(shapes.head_dim),
             np.log(terms.latency_us),
