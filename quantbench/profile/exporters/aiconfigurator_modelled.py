@@ -42,20 +42,24 @@ AT_CLIFF = "quantbench_model_at_cliff"
 NAMES = {"bf16": "bfloat16", "fp16": "bfloat16"}
 # Modelled message sizes in bytes.
 _MESSAGES = tuple(2**power for power in range(8, 31))
-#: Times in µs of an all-reduce of an empty message between two GPUs by each serving engine: in one
-#: step (every GPU reads the messages of all others), and in two steps (reduce-scatter and
-#: all-gather). In aiconfigurator's tables of A100, Hopper and Blackwell with NVLink, one step takes
-#: 2.5 to 5 µs by SGLang and TensorRT-LLM and 4.4 to 7 by vLLM, and 0.2 to 0.6 more for each
-#: doubling of the GPUs. Two steps take about 8 µs, and about 18 by TensorRT-LLM.
-_ALL_REDUCE_US = {"sglang": (3.5, 8.0), "trtllm": (4.0, 18.0), "vllm": (5.0, 8.0)}
+#: All-reduce of each serving engine: times in µs of an empty message between two GPUs in one step
+#: (every GPU reads the messages of all others) and in two steps (reduce-scatter and all-gather),
+#: and the cap of the rate of one step in GB/s. In aiconfigurator's tables of A100, Hopper and
+#: Blackwell with NVLink, one step takes 2.5 to 5 µs by SGLang and TensorRT-LLM and 4.4 to 7 by
+#: vLLM, and 0.2 to 0.6 more for each doubling of the GPUs. Two steps take about 8 µs, and about 18
+#: by TensorRT-LLM. One step by vLLM is as fast on Blackwell's links as on Hopper's.
+_ALL_REDUCE = {
+    "sglang": (3.5, 8.0, 600.0),
+    "trtllm": (4.0, 18.0, 600.0),
+    "vllm": (5.0, 8.0, 270.0),
+}
 _DOUBLING_US = 0.4
 #: time in µs of NCCL's collectives of an empty message
 _NCCL_US = 15.0
 #: Fraction of a link's stated rate that an all-reduce of one step, and one of two steps, reaches in
-#: these tables, and the cap of its rate in GB/s. NCCL is assumed to reach _TWO_STEPS_SHARE, without
-#: a cap.
+#: these tables, and the cap of the rate of two steps in GB/s. NCCL is assumed to reach
+#: _TWO_STEPS_SHARE, without a cap.
 _ONE_STEP_SHARE = 0.6
-_ONE_STEP_MOST = 270.0
 _TWO_STEPS_SHARE = 0.75
 _TWO_STEPS_MOST = 500.0
 #: numbers of GPUs of modelled collectives
@@ -251,11 +255,11 @@ def _all_reduce_us(link_gb_per_s: float, num_gpus: int, engine: str) -> FloatArr
     The engine uses the faster of the algorithms with one step and with two steps.
     """
     message_bytes = np.array(_MESSAGES, dtype=np.float64)
-    one_step = min(_ONE_STEP_SHARE * link_gb_per_s, _ONE_STEP_MOST)
+    one_step_us, two_steps_us, most = _ALL_REDUCE[engine]
+    one_step = min(_ONE_STEP_SHARE * link_gb_per_s, most)
     two_steps = min(_TWO_STEPS_SHARE * link_gb_per_s, _TWO_STEPS_MOST)
     read_us = (num_gpus - 1) * message_bytes / (one_step * 1e3)
     shared_us = _bus_bytes("all_reduce", num_gpus) / (two_steps * 1e3)
-    one_step_us, two_steps_us = _ALL_REDUCE_US[engine]
     more_us = _DOUBLING_US * np.log2(num_gpus / 2)
     return np.asarray(more_us + np.minimum(one_step_us + read_us, two_steps_us + shared_us))
 
