@@ -29,6 +29,7 @@ from quantbench.latency.libraries import TABLES, slug_of
 from quantbench.latency.moe import MoEModel
 from quantbench.profile import Profile
 from quantbench.profile.exporters import export_profile
+from quantbench.profile.exporters.aiconfigurator import FEW_TOKENS
 from quantbench.profile.exporters.options import ExportOptions
 from quantbench.profile.models import Models
 from quantbench.profile.schema import Provenance
@@ -53,10 +54,11 @@ _DENSE_SYSTEMS = ("h100_sxm", "h200_sxm", "b200_sxm")
 _EXPERTS = {(system, "vllm"): "0.19.0" for system in ("b200_sxm", "h200_sxm")}
 #: share of the attention rows that are drawn from decoding. The time per token depends on it most.
 _DECODING = 0.7
-#: seeds that draw the rows of exported tables; "own" stands for the package's own tables; number of
-#: rows that are drawn from each table
-_SEEDS = ("0", "1")
-_TABLES = ("own", *_SEEDS)
+#: The package's own tables, and the seeds that draw the rows of exported tables. Models with
+#: experts take long, so they have one seed.
+_TABLES = ("own", "0", "1")
+_TABLES_OF_EXPERTS = ("own", "0")
+#: number of rows that are drawn from each table
 _ROWS = 200
 
 Row = Any  # named tuple with one row of the sample
@@ -110,18 +112,20 @@ def tpot_ms(row: Row, database: Any, attention: str | None) -> float:
     return float(found.get_result_dict()["tpot"])
 
 
-def few_rows(kind: str, system: str, library: str, seed: int, count: int) -> dict[str, list[Any]]:
+def few_rows(
+    kind: str, system: str, library: str, seed: int, count: int, of: str = ""
+) -> dict[str, list[Any]]:
     """Returns at most `count` random rows of a table for each dtype.
 
-    All rows of a dtype have the provider with the most rows.
-
     kind: kind of table, such as gemm or moe.
+    of: provider of all rows; "" for the provider with the most rows of each dtype.
     """
     version = _EXPERTS.get((system, library)) if kind == "moe" else None
     tables, _ = aiconfigurator.find_tables(system, backend=library, version=version, kinds=[kind])
     by_dtype: dict[str, list[Any]] = defaultdict(list)
     for row in aiconfigurator.read_rows(tables[0]).rows:
-        by_dtype[row.workload.dtype].append(row)
+        if of in ("", row.provider):
+            by_dtype[row.workload.dtype].append(row)
     found = {}
     for dtype, rows in by_dtype.items():
         provider = Counter(row.provider for row in rows).most_common(1)[0][0]
@@ -160,8 +164,9 @@ def profile_of(system: str, library: str, seed: int, *, experts: bool) -> Profil
         rows += of_dtype
     for kind, count in counts.items():
         rows += few_rows(kind, system, library, seed, count)["bf16"]
-    for of_dtype in few_rows("moe", system, library, seed, _ROWS).values() if experts else ():
-        rows += of_dtype
+    for provider in ("", FEW_TOKENS) if experts else ():
+        for of_dtype in few_rows("moe", system, library, seed, _ROWS, provider).values():
+            rows += of_dtype
     return profile_with(rows, system, library, seed)
 
 
@@ -173,17 +178,17 @@ def profile_with(rows: Sequence[Any], system: str, library: str, seed: int) -> P
     device = lookup(slug_of(system) or system)
     known: dict[str, Any] = {"prior": "family-out", "seed": seed}
     of_kind: dict[str, list[Any]] = defaultdict(list)
-    by_dtype: dict[tuple[str, str], list[Any]] = defaultdict(list)
+    of_model: dict[tuple[str, str, str], list[Any]] = defaultdict(list)
     for row in rows:
-        of_kind[row.workload.kind].append(row)
-        by_dtype[row.workload.kind, row.workload.dtype].append(row)
+        kind = row.workload.kind
+        of_kind[kind].append(row)
+        of_model[kind, row.workload.dtype, row.provider if kind == "moe" else ""].append(row)
     products = []
     models = {}
-    for (kind, dtype), alike in by_dtype.items():
+    for (kind, dtype, provider), alike in of_model.items():
         works, us = _columns(alike)
         if kind == "moe":
-            fitted = MoEModel.fit(device, works, us, library=library, **known)
-            models[dtype, alike[0].provider] = fitted
+            models[dtype, provider] = MoEModel.fit(device, works, us, library=library, **known)
         elif kind == "gemm" and dtype in _FORMATS:
             m, n, k = np.transpose(list(map(attrgetter("m", "n", "k"), works)))
             products.append(
@@ -243,7 +248,7 @@ def exported(rows: Sequence[Row], system: str, seed: str, *, experts: bool) -> l
     for name in sorted(set(map(file_of, rows))):
         file = package() / "model_configs" / f"{name.replace('/', '--')}_config.json"
         try:
-            describe(file)
+            describe(file, hybrid=True)
             files.append(file)
         except QuantbenchError as error:
             reasons[str(error)] += 1
@@ -254,7 +259,7 @@ def exported(rows: Sequence[Row], system: str, seed: str, *, experts: bool) -> l
         return predictions(rows, system, Path(folder))
 
 
-def judge(work: Path, *, experts: bool) -> None:
+def judge(work: Path, tables: Sequence[str], *, experts: bool) -> None:
     """Appends predicted over measured times to the JSON lines in `work`, unless they are there.
 
     Each line has the ratios of one engine, predicted from the package's own tables or from tables
@@ -262,7 +267,7 @@ def judge(work: Path, *, experts: bool) -> None:
     """
     done = {(entry["system"], entry["backend"], entry["seed"]) for entry in entries(work)}
     for (system, backend), rows in sample(experts=experts).items():
-        for seed in _TABLES:
+        for seed in tables:
             if (system, backend, seed) in done:
                 continue
             ratios = exported(rows, system, seed, experts=experts)
@@ -276,7 +281,7 @@ def entries(work: Path) -> list[dict[str, Any]]:
     return list(map(json.loads, text.splitlines()))
 
 
-def lines(work: Path) -> Iterator[list[str]]:
+def lines(work: Path, tables: Sequence[str]) -> Iterator[list[str]]:
     """Yields the lines of the page's table: for each engine, each backend and all together, the
     number of predicted rows and the errors with each table.
 
@@ -287,9 +292,9 @@ def lines(work: Path) -> Iterator[list[str]]:
         by_engine[entry["system"], entry["backend"]][entry["seed"]] = entry["ratios"]
     found: dict[str, list[list[list[float]]]] = defaultdict(list)
     for (system, backend), by_seed in sorted(by_engine.items()):
-        if set(_TABLES) <= set(by_seed):
+        if set(tables) <= set(by_seed):
             for name in ("all", backend, f"{system} {backend}"):
-                found[name].append([by_seed[seed] for seed in _TABLES])
+                found[name].append([by_seed[seed] for seed in tables])
     for name, ratios in sorted(found.items()):
         errors = 100 * np.abs(np.concatenate(ratios, axis=1) - 1)
         both = errors[:, ~np.isnan(errors).any(axis=0)]
@@ -306,9 +311,11 @@ def main() -> None:
     parser.add_argument("--page", type=Path, help="page whose table is replaced")
     options = parser.parse_args()
     logging.disable(logging.CRITICAL)
-    judge(options.work, experts=options.experts)
-    names = ["own", *(f"seed {seed}" for seed in _SEEDS)]
-    page = markdown(["engine", *(f"rows, {name}" for name in names), *names], lines(options.work))
+    tables = _TABLES_OF_EXPERTS if options.experts else _TABLES
+    judge(options.work, tables, experts=options.experts)
+    names = ["own", *(f"seed {seed}" for seed in tables[1:])]
+    head = ["engine", *(f"rows, {name}" for name in names), *names]
+    page = markdown(head, lines(options.work, tables))
     print(page)
     if options.page:
         write_between(options.page, "experts" if options.experts else "serving", page)

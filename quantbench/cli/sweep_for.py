@@ -20,12 +20,11 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_choice
 from quantbench.profile.exporters.aiconfigurator import PRODUCT_DTYPES
 from quantbench.profile.exporters.modelled import M_GRID
-from quantbench.profile.exporters.options import ExportOptions
-from quantbench.profile.exporters.served import Served, served
 from quantbench.sweep.options import SweepOptions
 from quantbench.sweep.plan import point_estimate_s
 from quantbench.workload import Attention, Gemm
 from quantbench.workload.dtypes import MEASURED_DTYPES, VECTOR_DTYPES
+from quantbench.workload.serving import Served, served
 
 _T = TypeVar("_T")
 #: Sizes m of products: four in each octave, each with one more, because products are tiled.
@@ -96,7 +95,7 @@ def with_points(
     """
     configs = () if arguments.config is None else (arguments.config,)
     degrees = integers("--tp", arguments.sizes.get("tp", ""))
-    asked = ExportOptions(model=arguments.model, configs=configs, tensor_parallel=degrees)
+    wanted = served("sweep", arguments.model, configs, degrees)
     dtypes = _dtypes(arguments.dtype, spec)
 
     def fits(work: Gemm | Attention) -> bool:
@@ -105,7 +104,7 @@ def with_points(
         needed_s = point_estimate_s(work, options.timing, spec)
         return options.budget_s is None or needed_s <= _MOST_BUDGET * options.budget_s
 
-    groups = [list(filter(fits, group)) for group in planner_groups(served(asked), dtypes)]
+    groups = [list(filter(fits, group)) for group in planner_groups(wanted, dtypes)]
     works = spread(groups)[:_MOST_POINTS]
     if not works:
         too_short = f"no point of --for {planner} fits into {options.budget_s} s"

@@ -35,21 +35,25 @@ class DecodeKernel:
         0 if keys are never split. The number of key slices is the largest within this limit.
     least_keys: smallest number of keys in a slice, which limits the number of slices.
     shares_groups_only: whether keys are split only if several query heads share them.
+    largest_group: largest number of query heads that share the blocks of a key head; 0 for any
+        number. In larger groups each query head reads the keys for itself.
     """
 
     block_m: int
     blocks_per_sm: int
     least_keys: int = 1
     shares_groups_only: bool = False
+    largest_group: int = 0
 
 
 # Candidate rules: every block_m with every way of splitting (blocks_per_sm, least_keys and
 # shares_groups_only). FlashAttention-2 splits keys only if several query heads share them
 # (csrc/flash_attn/flash_api.cpp, seqlenq_ngroups_swapped).
-KERNELS = tuple(
-    DecodeKernel(block_m, *rule)
-    for block_m in (16, 64)
-    for rule in ((0,), (1, 128), (1, 512), (2, 256), (1, 256, True), (2, 128, True))
+_RULES = ((1, 128), (1, 512), (2, 256), (1, 256, True), (2, 128, True))
+KERNELS = (
+    *(DecodeKernel(16, *rule) for rule in _RULES),
+    *(DecodeKernel(64, *rule) for rule in _RULES),
+    *(DecodeKernel(32, *rule, largest_group=32) for rule in _RULES[:3]),
 )
 PARAMETERS = (
     Parameter("log_launch_us", "time of an empty call", 2.1, 0.7),
@@ -68,8 +72,12 @@ PARAMETERS = (
     Parameter(
         "log_join", "p - 1 of the norm that joins the blocks' and the memory's time", 1.0, 0.7
     ),
+    Parameter("log_alone", "cost of a block with one query head over that of others", 0.0, 0.7),
+    Parameter("log_part_us", "cost of joining one part of the keys", -3.5, 1.0),
 )
 _NAMES = tuple(p.name for p in PARAMETERS)
+#: Parameters that a stored model may lack, with the values that have no effect.
+_ABSENT = {"log_alone": 0.0, "log_part_us": -20.0}
 #: standard deviation of each parameter in the prior
 SPREAD = np.array([p.sd for p in PARAMETERS])
 
@@ -100,8 +108,7 @@ class DecodePhysics:
         cache_write: ignored, because writing one token to the cache takes little time.
         """
         device, kernel = self.device, self.kernel
-        query_rows = shapes.heads / shapes.kv_heads * shapes.seq_q
-        blocks, parts = self._cut(shapes)
+        blocks, parts, query_rows = self._cut(shapes)
         waves = np.ceil(blocks * parts / device.sm_count)
         filled = np.maximum(blocks * parts / device.sm_count, 1.0)
         elements = shapes.seq_k * shapes.head_dim / parts
@@ -124,6 +131,7 @@ class DecodePhysics:
             )
             # Reading and multiplying overlap in part: a norm with p = 3 joins their times.
             block_us = fixed_us + (reading_us**3 + multiplying_us**3) ** (1.0 / 3.0)
+            block_us = block_us * np.where(query_rows == 1, np.exp(x["log_alone"]), 1.0)
             fluid = 1.0 / (1.0 + np.exp(-x["logit_fluid_share"]))
             compute_us = block_us * ((1.0 - fluid) * waves + fluid * filled)
             # Fraction of the bytes that hit in L2. With the slope 3.0, this fraction falls from 0.9
@@ -137,24 +145,28 @@ class DecodePhysics:
             ratio = np.minimum(compute_us, memory_us) / longer_us
             busy_us = longer_us * (1.0 + ratio**join) ** (1.0 / join)
             # One more block combines the partial results of a head.
-            launch_us = np.exp(x["log_launch_us"]) + np.where(
-                parts > 1.0, np.exp(x["log_block_us"]), 0.0
-            )
+            joining_us = np.exp(x["log_block_us"]) + np.exp(x["log_part_us"]) * parts
+            launch_us = np.exp(x["log_launch_us"]) + np.where(parts > 1.0, joining_us, 0.0)
             return Terms(launch_us + busy_us, launch_us, compute_us, memory_us, waves)
 
         return terms
 
-    def _cut(self, shapes: AttentionShapes) -> tuple[FloatArray, FloatArray]:
-        """Returns the blocks before keys are split, and the key slices per block, (n,) each."""
+    def _cut(self, shapes: AttentionShapes) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Returns blocks before keys are split, key slices per block and query rows, (n,) each."""
         kernel = self.kernel
         group = shapes.heads / shapes.kv_heads
-        rows = np.ceil(group * shapes.seq_q / kernel.block_m)
+        query_rows = group * shapes.seq_q
+        rows = np.ceil(query_rows / kernel.block_m)
+        if kernel.largest_group:
+            large = group > kernel.largest_group
+            rows[large] = query_rows[large]
+            query_rows[large] = 1.0
         blocks = np.asarray(shapes.batch * shapes.kv_heads * rows, dtype=np.float64)
         most = np.maximum(1.0, shapes.seq_k // kernel.least_keys)
         parts = np.clip(kernel.blocks_per_sm * self.device.sm_count // blocks, 1.0, most)
         if kernel.shares_groups_only:
             parts[group == 1] = 1.0
-        return blocks, parts
+        return blocks, parts, query_rows
 
     def features(self, shapes: AttentionShapes, terms: Terms) -> FloatArray:
         """Returns the inputs of the Gaussian process, (n, 10).
@@ -162,14 +174,14 @@ class DecodePhysics:
         The features describe the shape, the cost model's time, the number of waves, how full the
         waves are, and the number of key slices.
         """
-        blocks, parts = self._cut(shapes)
+        blocks, parts, query_rows = self._cut(shapes)
         filled = blocks * parts / self.device.sm_count
         # The ratio of rounded-up to exact waves is faded out above four waves, where a partial wave
         # costs little. The factor 2.0 has no effect, because the process standardises its inputs.
         columns = [
             np.log(shapes.batch * shapes.seq_q),
             np.log(shapes.kv_heads),
-            np.log(shapes.heads / shapes.kv_heads),
+            np.log(query_rows / shapes.seq_q),
             np.log(shapes.seq_k),
             2.0 * np.log(shapes.head_dim),
             np.log(terms.latency_us),
@@ -192,5 +204,5 @@ class DecodePhysics:
         return cls(
             device,
             DecodeKernel(**data["kernel"]),
-            np.array([float(data["parameters"][n]) for n in _NAMES]),
+            np.array([float({**_ABSENT, **data["parameters"]}[n]) for n in _NAMES]),
         )

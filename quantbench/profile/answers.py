@@ -307,9 +307,13 @@ class Experts:
     def model(self, dtype: str, library: str) -> MoEModel:
         """Returns the model of one dtype and library.
 
-        Of the library's providers, the one with the most rows counts. The model is fitted to the
+        library: a library, or a provider such as trtllm.cutlass.
+
+        Of a library's providers, the one with the most rows counts. The model is fitted to the
         rows of this provider, or is the shipped model if the rows are few.
         """
+        if "." in library:
+            return self._model(dtype, library)
         rows = (self.table["dtype"] == dtype) & self.table.by_library(library)
         return self._model(dtype, self.table.most_frequent("provider", rows) or library)
 

@@ -267,7 +267,10 @@ class Profile:
         return [found[work] for work in works]
 
     def experts(self, dtype: str, library: str) -> MoEModel:
-        """Returns the model of a library's experts, which is the shipped model if rows are few."""
+        """Returns the model of a library's or provider's experts.
+
+        It is the shipped model if rows are few.
+        """
         return self._experts.model(dtype, library)
 
     def layer(self, shape: TransformerShape, *, backward: bool = True) -> ShapeEstimate:

@@ -8,7 +8,7 @@ reports the assumption.
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,8 @@ _OTHER_LAYERS = {
     "hybrid_override_pattern": "layers of different kinds, mostly state-space ones",
     "linear_num_key_heads": "linear-attention layers",
 }
+#: sizes of linear-attention layers, in the order of `LinearAttention`
+_LINEAR = ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim", "conv_kernel_dim")
 _KNOWN_LAYERS = ("full_attention", "sliding_attention", "chunked_attention")
 _DENSE = "decoder layers of attention and an MLP or experts"
 
@@ -120,7 +122,7 @@ _FAMILIES = {
          "llama4_text"),
         _Family(gated=True, experts=True),
     ),
-    **dict.fromkeys(("qwen2_moe", "qwen3_moe", "qwen3_vl_moe_text"),
+    **dict.fromkeys(("qwen2_moe", "qwen3_moe", "qwen3_vl_moe_text", "qwen3_5_moe_text"),
     _Family(gated=True, windowed=False, experts=True)),
     **dict.fromkeys(("cohere", "cohere2"), _Family(gated=True, tied=True)),
     **dict.fromkeys(("phi3", "glm", "glm4", "chatglm"), _Family(gated=True, gate_fused=True)),
@@ -142,26 +144,64 @@ _FAMILIES = {
 }  # fmt: skip
 
 
+@dataclass(frozen=True, order=True)
+class LinearAttention:
+    """Linear-attention layers on one GPU: gated delta networks, as in Qwen3.5.
+
+    key_dim, value_dim: widths of one head.
+    conv_width: number of tokens that the causal convolution before the recurrence sees.
+    """
+
+    hidden: int
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    conv_width: int
+
+    def cut(self, tp: int) -> "LinearAttention":
+        """Returns one GPU's part at a tensor-parallel degree that divides the heads."""
+        return replace(self, key_heads=self.key_heads // tp, value_heads=self.value_heads // tp)
+
+    @property
+    def values(self) -> int:
+        return self.value_heads * self.value_dim
+
+    @property
+    def channels(self) -> int:
+        """Channels of the convolution: queries, keys and values."""
+        return 2 * self.key_heads * self.key_dim + self.values
+
+    @property
+    def products(self) -> set[tuple[int, int]]:
+        """(n, k) of the products: input with output gate, two scalars per value head, output."""
+        inputs = (self.channels + self.values, self.hidden)
+        return {inputs, (2 * self.value_heads, self.hidden), (self.hidden, self.values)}
+
+
 @dataclass(frozen=True)
 class Described:
     """Shape of a model, with the assumptions behind it.
 
     assumed: text of each assumption, by field of the shape.
     name: name of the model, for messages.
+    linear: linear-attention layers, which are not part of the shape.
     """
 
     shape: TransformerShape
     assumed: Mapping[str, str]
     name: str = "the config"
+    linear: LinearAttention | None = None
 
 
-def describe(path: str | PathLike[str]) -> Described:
+def describe(path: str | PathLike[str], *, hybrid: bool = False) -> Described:
     """Reads a model's shape for one sample on one GPU, and the assumptions behind it.
 
     The sample's length is the model's context, but at most LONGEST_DEFAULT_SEQ tokens. The dtype in
     which the weights are stored is ignored.
 
     path: a config.json, or the folder that contains it.
+    hybrid: whether to accept linear-attention layers.
 
     Raises InputError for a file that cannot be read or lacks a key. Raises UnsupportedError for
     layers other than attention with an MLP or experts, such as state-space layers.
@@ -170,7 +210,8 @@ def describe(path: str | PathLike[str]) -> Described:
     if os.path.isdir(path):
         file /= "config.json"
     config = _Config(file, _read(file))
-    _refuse_other_layers(config)
+    linear = _linear_attention(config) if hybrid else None
+    _refuse_other_layers(config, linear)
     family = _family(config)
     hidden = config.integer(_HIDDEN)
     heads = config.integer(_HEADS)
@@ -206,7 +247,7 @@ def describe(path: str | PathLike[str]) -> Described:
         if error.operation == config.who:
             raise
         raise InputError(config.who, error.value, error.expected) from None
-    return Described(shape, assumed)
+    return Described(shape, assumed, linear=linear)
 
 
 class _Config:
@@ -282,15 +323,26 @@ def _read(file: Path) -> Mapping[str, Any]:
     return values
 
 
-def _refuse_other_layers(config: _Config) -> None:
-    """Raises UnsupportedError for layers that are not attention with an MLP or experts."""
+def _linear_attention(config: _Config) -> LinearAttention | None:
+    if not config.get(f"linear_{_LINEAR[0]}"):
+        return None
+    sizes = [config.integer((f"linear_{name}",)) for name in _LINEAR]
+    return LinearAttention(config.integer(_HIDDEN), *sizes)
+
+
+def _refuse_other_layers(config: _Config, linear: LinearAttention | None) -> None:
+    """Raises UnsupportedError for layers that are not attention with an MLP or experts.
+
+    linear: linear-attention layers to accept.
+    """
+    accepted = [f"linear_{_LINEAR[0]}", "linear_attention"] if linear else []
     for key, meaning in _OTHER_LAYERS.items():
-        if config.get(key):
+        if config.get(key) and key not in accepted:
             raise UnsupportedError(config.who, f"{key}, {meaning}", _DENSE)
     kinds = config.get("layer_types")
     if isinstance(kinds, list):
         for kind in kinds:
-            if kind not in _KNOWN_LAYERS:
+            if kind not in _KNOWN_LAYERS and kind not in accepted:
                 raise UnsupportedError(config.who, f"layer_types with {kind!r}", _DENSE)
     if config.flag("is_encoder_decoder", False):
         raise UnsupportedError(config.who, "is_encoder_decoder = true", "a decoder-only model")
@@ -437,8 +489,9 @@ def _sparse_layers(config: _Config, layers: int) -> list[int]:
 
 def _ffn(config: _Config, family: _Family, hidden: int) -> int:
     """Returns the width of the MLP in layers without experts."""
-    # Llama 4 uses intermediate_size for experts, and intermediate_size_mlp for other layers.
-    width = config.optional(("intermediate_size_mlp", *_FFN))
+    # Llama 4 uses intermediate_size for experts, and intermediate_size_mlp for other layers. A
+    # model whose layers all have experts may state only the experts' width.
+    width = config.optional(("intermediate_size_mlp", *_FFN, "moe_intermediate_size"))
     if width is not None:
         return width
     ratio = config.get("expansion_ratio")

@@ -19,7 +19,7 @@ from quantbench.latency.attention_cost_model import (
     cut,
     peak_tflops,
 )
-from quantbench.latency.decode_cost_model import PARAMETERS, DecodePhysics
+from quantbench.latency.decode_cost_model import PARAMETERS, DecodeKernel, DecodePhysics
 from quantbench.workload import Attention
 
 A100, H200, V100 = (lookup(slug) for slug in ("a100-sxm4-80gb", "h200-sxm-141gb", "v100-sxm2-32gb"))
@@ -162,6 +162,20 @@ def test_a_sharp_join_of_decoding_does_not_overflow() -> None:
     found = physics.cost(shapes, np.zeros(1, dtype=bool))(sharp)
     longer_us = np.maximum(found.compute_us, found.memory_us)
     assert found.latency_us == pytest.approx(found.launch_us + longer_us, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("largest_group", "heads", "batch", "waves"),
+    # 256 sequences on 108 SMs: 3 waves of 1 block each, 5 of 2 blocks, 152 of 64 blocks.
+    [(0, 32, 256, 3), (0, 64, 256, 5), (32, 32, 256, 3), (32, 64, 256, 152), (0, 32, 1, 1)],
+)
+def test_decoding_by_hand(largest_group: int, heads: int, batch: int, waves: int) -> None:
+    shapes = AttentionShapes.of([Attention(batch, heads, 1, 2**16, 128, 1, "bf16", causal=False)])
+    physics = DecodePhysics(A100, DecodeKernel(32, 1, 512, False, largest_group), np.empty(0))
+    found = physics.cost(shapes, np.zeros(1, dtype=bool))(np.zeros(len(PARAMETERS)))
+    assert found.waves[0] == waves
+    # One sequence is cut into 108 parts, which take 1 µs each to join, and so does the launch.
+    assert found.launch_us[0] == (110 if batch == 1 else 1)
 
 
 def test_a_backward_pass_is_no_faster_than_its_forward_pass() -> None:

@@ -73,15 +73,23 @@ os._exit(0)
 """
 
 
-def load(root: Path, system: str, queries: list[tuple[int, int, int]]) -> dict[str, Any]:
-    """What the package reads, and what its engine answers to `queries`, in milliseconds."""
+def answer(script: str, *given: Any) -> Any:
+    """What the script prints in a process of its own."""
     pytest.importorskip("aiconfigurator_core", reason="needs quantbench[tables]")
     done = subprocess.run(
-        [sys.executable, "-c", _LOAD], input=json.dumps([str(root), system, queries]), capture_output=True, text=True,
+        [sys.executable, "-c", script],
+        input=json.dumps(given, default=str),
+        capture_output=True,
+        text=True,
         check=False,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr[-2000:]
-    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def load(root: Path, system: str, queries: list[tuple[int, int, int]]) -> dict[str, Any]:
+    """What the package reads, and what its engine answers to `queries`, in milliseconds."""
+    found: dict[str, Any] = answer(_LOAD, root, system, queries)
     return found
 
 
@@ -230,13 +238,7 @@ os._exit(0)
 
 def served(root: Path, system: str, backend: str, asked: list[Any]) -> list[Any]:
     """Returns the planner's time per token of each (model, tp, modes), and where it is from."""
-    pytest.importorskip("aiconfigurator_core", reason="needs quantbench[tables]")
-    given = json.dumps([str(root), system, backend, asked])
-    done = subprocess.run(
-        [sys.executable, "-c", _SERVE], input=given, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    found: list[Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    found: list[Any] = answer(_SERVE, root, system, backend, asked)
     return found
 
 
@@ -299,6 +301,24 @@ def test_a_sweep_for_the_planner_ends_with_the_export_that_its_loader_reads(
         assert ms == pytest.approx(work.min_bytes / 1e3)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["sglang", "vllm", "trtllm"])
+def test_linear_attention_beside_full_attention_is_served(tmp_path: Path, backend: str) -> None:
+    found = pytest.importorskip("aiconfigurator_core", reason="needs quantbench[tables]")
+    config = Path(found.__file__).parent / "model_configs" / "Qwen--Qwen3.5-27B_config.json"
+    options = ExportOptions(configs=(config,), tensor_parallel=(4,), backend=backend)
+    export_profile(known_profile(), "aiconfigurator", tmp_path, options)
+    ((ms, _),) = served(tmp_path, "a100_sxm", backend, [("Qwen/Qwen3.5-27B", 4, {})])
+    assert 1.0 < ms < 200.0
+    table = tmp_path / "data" / "a100_sxm" / "linear_attention" / backend / "quantbench"
+    rows = pq.read_table(table / "gdn_perf.parquet").to_pylist()
+    ms_of = {(row["kernel_source"], row["batch_size"]): row["latency"] for row in rows}
+    # 48 / 4 heads hold 128 x 128 values each, in 4 bytes that are read and written once.
+    bytes_moved = 1024 * 12 * 128 * 128 * 8
+    ms = ms_of["fused_sigmoid_gating_delta_rule_update", 1024]
+    assert ms == pytest.approx(1.2 * bytes_moved / 2039e6 + 0.004)
+
+
 def test_our_importer_reads_the_export_back(tmp_path: Path) -> None:
     export_profile(known_profile(), "aiconfigurator", tmp_path)
     tables, missing = importer.find_tables(
@@ -309,20 +329,18 @@ def test_our_importer_reads_the_export_back(tmp_path: Path) -> None:
         root=tmp_path,
     )
     assert missing == []
-    gemms = {
-        (row.workload.m, row.workload.n, row.workload.k): row.latency_us
-        for row in importer.read_rows(tables[0]).rows
-    }
+    gemm, decode, nccl = (
+        [(row.workload, row.latency_us) for row in importer.read_rows(table).rows]
+        for table in tables
+    )
+    gemms = {(work.m, work.n, work.k): us for work, us in gemm}
     assert {shape: gemms[shape] for shape in GEMMS} == pytest.approx(GEMMS, rel=1e-15)
-    decodes = [row.workload.seq_k for row in importer.read_rows(tables[1]).rows]
-    assert sorted(decodes) == [2048, 2048, 4096]
-    assert all(row.workload.seq_q == 1 for row in importer.read_rows(tables[1]).rows)
-    assert {row.workload.message_bytes for row in importer.read_rows(tables[2]).rows} == {
-        2048,
-        4096,
-        2**28,
-        65536,
-    }
+    assert sorted((work.seq_q, work.seq_k) for work, _ in decode) == [
+        (1, 2048),
+        (1, 2048),
+        (1, 4096),
+    ]
+    assert {work.message_bytes for work, _ in nccl} == {2048, 4096, 2**28, 65536}
 
 
 def test_one_provider_and_layout_is_taken_and_the_rest_counted(tmp_path: Path) -> None:

@@ -226,27 +226,27 @@ def test_folders_of_runs_are_taken_as_they_are(tmp_path: Path) -> None:
     ("words", "said"),
     [
         (
-            "--format astra-sim",
+            "profile.json --format astra-sim",
             "--format = 'astra-sim'; expected one of aiconfigurator, vidur",
         ),
         (
-            "--format vidur",
+            "profile.json --format vidur",
             "no --model (a row is of one model there); expected one of llama-2-7b",
         ),
         (
-            "--format vidur --model llama-3-8b --tp two",
+            "profile.json --format vidur --model llama-3-8b --tp two",
             "--tp: 'two'; expected integers from",
         ),
         (
-            "--format csv --provider cublas",
+            "profile.json --format csv --provider cublas",
             "--provider cublas: no row has this provider; expected one of",
         ),
         (
-            "--format aiconfigurator --layout tt",
+            "profile.json --format aiconfigurator --layout tt",
             "--layout = 'tt'; expected one of nn, nt, tn",
         ),
         (
-            "--format aiconfigurator --layout tn",
+            "profile.json --format aiconfigurator --layout tn",
             "--layout tn: no matrix product has this layout; expected one of nt",
         ),
         ("--format csv --tp 2", "--tp 2 without effect; expected --model or --config"),
@@ -259,21 +259,29 @@ def test_folders_of_runs_are_taken_as_they_are(tmp_path: Path) -> None:
             "nothing that it has a table for",
         ),
         (
-            "--format csv --dtype bfloat16",
+            "profile.json --format csv --dtype bfloat16",
             "--dtype = 'bfloat16'; expected one of fp16, bf16",
         ),
         (
-            "--format llm-analysis --dtype fp8",
+            "profile.json --format llm-analysis --dtype fp8",
             "has no peak for fp8; expected another --dtype",
         ),
         (
-            "--format llm-analysis --dtype int8",
+            "profile.json --format llm-analysis --dtype int8",
             "products of int8, where llm-analysis means 16 bits",
         ),
         (
-            "--format calculon --dtype int8",
+            "profile.json --format calculon --dtype int8",
             "products of int8; expected --dtype fp16, bf16, fp32, fp8",
         ),
+        ("profile.json --gpu h100 --format csv", "runs and --gpu; expected one"),
+        ("--format csv", "neither runs nor --gpu; expected one of them"),
+        ("--gpu h100", "without --format"),
+        (
+            "profile.json run --format csv",
+            "profile.json beside other paths; expected one profile, or folders of runs",
+        ),
+        ("nowhere --format csv", "nowhere"),
     ],
 )
 def test_wrong_use_is_one_clear_line(words: str, said: str, folder: Path) -> None:

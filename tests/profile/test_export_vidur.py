@@ -92,18 +92,20 @@ def rows_of(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def assert_measured(rows: list[dict[str, Any]]) -> None:
+    by_tokens = {int(row["num_tokens"]): row for row in rows}
+    for tokens, times in TIMES_US.items():
+        found = [float(by_tokens[tokens][f"time_stats.{op}.median"]) for op in MEASURED]
+        assert found == pytest.approx([us / 1e3 for us in times], rel=1e-12)
+
+
 def test_the_release_trains_on_it_and_reads_the_measured_figures(tmp_path: Path) -> None:
     exported(tmp_path)
     found = load(tmp_path, tp=1)
     assert {*MEASURED, "attn_prefill", "attn_decode", "send_recv", "mlp_act", "attn_rope"} <= set(
         found["predicts"]
     )
-    by_tokens = {row["num_tokens"]: row for row in found["mlp"]}
-    for tokens, times in TIMES_US.items():
-        for op, us in zip(MEASURED, times, strict=True):
-            assert by_tokens[tokens][f"time_stats.{op}.median"] == pytest.approx(
-                us / 1e3, rel=1e-12
-            )
+    assert_measured(found["mlp"])
     prompts = {
         r["prefill_chunk_size"]: r["time_stats.attn_prefill.median"]
         for r in found["attention"]
@@ -135,17 +137,13 @@ def test_all_reduce_is_read_for_its_number_of_workers(tmp_path: Path) -> None:
 
 def test_both_sides_of_every_known_edge_are_rows(tmp_path: Path) -> None:
     exported(tmp_path)
-    tokens = [int(row["num_tokens"]) for row in rows_of(tmp_path / "compute" / "mlp.csv.xz")]
+    rows = rows_of(tmp_path / "compute" / "mlp.csv.xz")
+    tokens = [int(row["num_tokens"]) for row in rows]
     assert tokens == sorted(set(tokens))
     assert {256, 257, 4096} <= set(tokens)
     # The model's own edges, which a straight line from 257 to 512 and from 1024 to 2048 would miss.
     assert any(b == a + 1 for a, b in pairwise(tokens) if a > 257)
-    assert all(
-        float(v) >= 0
-        for row in rows_of(tmp_path / "compute" / "mlp.csv.xz")
-        for v in row.values()
-        if v != "True"
-    )
+    assert all(float(v) >= 0 for row in rows for v in row.values() if v != "True")
 
 
 def test_the_folders_name_model_and_devices(tmp_path: Path) -> None:
@@ -158,14 +156,7 @@ def test_the_folders_name_model_and_devices(tmp_path: Path) -> None:
 
 def test_its_files_hold_the_measured_times(tmp_path: Path) -> None:
     exported(tmp_path)
-    by_tokens = {
-        int(row["num_tokens"]): row for row in rows_of(tmp_path / "compute" / "mlp.csv.xz")
-    }
-    for tokens, measured in TIMES_US.items():
-        for op, us in zip(MEASURED, measured, strict=True):
-            assert float(by_tokens[tokens][f"time_stats.{op}.median"]) == pytest.approx(
-                us / 1e3, rel=1e-12
-            )
+    assert_measured(rows_of(tmp_path / "compute" / "mlp.csv.xz"))
     reduced = rows_of(tmp_path / "network" / "all_reduce.csv.xz")
     found = {
         (int(row["size"]), int(row["num_workers"])): float(row["time_stats.all_reduce.median"])

@@ -68,15 +68,23 @@ def test_impossible_rows_are_refused(name: str, value: object, said: str) -> Non
         Profile(H100, {}, Provenance("0", (), 0), {"moe": Table.of("moe", columns)})
 
 
+@pytest.mark.parametrize(
+    ("provider", "kernel"),
+    [
+        ("vllm.triton", "vllm.triton"),
+        # The planner looks these rows up by the kernel's own name.
+        ("trtllm.moe_torch_flow_min_latency", "moe_torch_flow_min_latency"),
+    ],
+)
 def test_export_has_the_columns_of_the_importer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, provider: str, kernel: str
 ) -> None:
     for name in ("_gemm_rows", "_attention_rows"):  # would be modelled, which takes seconds
         monkeypatch.setattr(aiconfigurator, name, lambda *of, **how: [])
     out = Exported(tmp_path)
-    aiconfigurator.export(profile(), ExportOptions(), out)
+    aiconfigurator.export(profile(provider), ExportOptions(), out)
     (file,) = tmp_path.glob("data/*/moe/*/*/moe_perf.parquet")
     rows = pq.read_table(file).to_pylist()
     assert len(rows) == len(_LAYERS)
-    assert {row["moe_dtype"] for row in rows} == {"bfloat16"}
+    assert {(row["moe_dtype"], row["kernel_source"]) for row in rows} == {("bfloat16", kernel)}
     assert rows[0]["latency"] == pytest.approx(profile().moe(_LAYERS[:1])[0].latency_us / 1e3)

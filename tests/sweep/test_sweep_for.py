@@ -13,10 +13,9 @@ from made_devices import CPU
 from quantbench.cli.sweep_options import SweepArguments, assumed_of, options_on
 from quantbench.device import lookup
 from quantbench.errors import InputError
-from quantbench.profile.exporters.options import ExportOptions
-from quantbench.profile.exporters.served import served
 from quantbench.sweep.options import options_from_json, options_to_json, plan_sweep
 from quantbench.workload import Gemm
+from quantbench.workload.serving import served
 
 H100, V100 = lookup("h100-sxm5-80gb"), lookup("v100-sxm2-16gb")
 ASKED = SweepArguments(for_="aiconfigurator", model="llama-3-8b", budget="10m")
@@ -24,7 +23,7 @@ ASKED = SweepArguments(for_="aiconfigurator", model="llama-3-8b", budget="10m")
 
 def test_eight_rounds_have_every_product_and_all_heads_eight_times_over_their_range() -> None:
     options = options_on(ASKED, H100)
-    wanted = served(ExportOptions(model="llama-3-8b"))
+    wanted = served("sweep", "llama-3-8b", (), ())
     groups = defaultdict(list)
     size = 2 * len(wanted.products) + 2 * len(wanted.heads)  # two formats; prompts and decoding
     for work in options.works[: 8 * size]:

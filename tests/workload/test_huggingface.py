@@ -228,26 +228,51 @@ def test_latent_attention_has_its_products_and_as_many_flops_of_attention(tmp_pa
     assert (ops["mlp_down"].count, ops["experts_down"].count) == (3, 58)
 
 
+def without(config: dict[str, Any], left_out: str) -> dict[str, Any]:
+    return {key: value for key, value in config.items() if key != left_out}
+
+
+def test_linear_attention_is_described_if_it_is_asked_for(tmp_path: Path) -> None:
+    layers = {
+        "layer_types": ["linear_attention", "full_attention"],
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 64,
+        "linear_value_head_dim": 64,
+    }
+    path = written(tmp_path, {**LLAMA_3_70B, **layers})
+    with pytest.raises(UnsupportedError, match="linear_num_key_heads, linear-attention layers"):
+        describe(path)
+    found = describe(path, hybrid=True)
+    assert found.shape == describe(written(tmp_path, LLAMA_3_70B)).shape
+    assert found.linear is not None
+    # On 4 GPUs: 4 heads each of queries and keys of 128, 16 heads of values of 64 and their gates.
+    products = {(2 * 4 * 128 + 2 * 16 * 64, 8192), (2 * 16, 8192), (8192, 16 * 64)}
+    assert found.linear.cut(4).products == products
+
+
 REFUSED: dict[str, tuple[object, type[QuantbenchError], str]] = {
     "experts of an unknown model": (
         {**LLAMA_3_70B, "num_local_experts": 8},
         UnsupportedError,
         "8 experts of model_type = 'llama'; expected one of deepseek_v2, deepseek_v3, deepseek_v32, glm4_moe, "
-        "glm_moe_dsa, gpt_oss, kimi_k2, llama4_text, minimax_m2, mixtral, qwen2_moe, qwen3_moe, qwen3_vl_moe_text, "
+        "glm_moe_dsa, gpt_oss, kimi_k2, llama4_text, minimax_m2, mixtral, qwen2_moe, qwen3_5_moe_text, "
+        "qwen3_moe, qwen3_vl_moe_text, "
         "whose layers are known",
     ),
     "a part of latent attention": (
-        {key: value for key, value in DEEPSEEK_V3.items() if key != "v_head_dim"},
+        without(DEEPSEEK_V3, "v_head_dim"),
         InputError,
         "no key 'v_head_dim'; expected an integer under v_head_dim",
     ),
     "another part of latent attention": (
-        {key: value for key, value in DEEPSEEK_V3.items() if key != "kv_lora_rank"},
+        without(DEEPSEEK_V3, "kv_lora_rank"),
         InputError,
         "no key 'kv_lora_rank'; expected an integer under kv_lora_rank",
     ),
     "groups of experts alone": (
-        {key: value for key, value in DEEPSEEK_V3.items() if key != "topk_group"},
+        without(DEEPSEEK_V3, "topk_group"),
         InputError,
         "no key 'topk_group'; expected an integer under topk_group",
     ),
@@ -285,7 +310,7 @@ REFUSED: dict[str, tuple[object, type[QuantbenchError], str]] = {
         "no key 'hidden_size'; expected an integer under hidden_size (or n_embd, n_embed, d_model)",
     ),
     "no MLP width": (
-        {key: value for key, value in LLAMA_2_7B.items() if key != "intermediate_size"},
+        without(LLAMA_2_7B, "intermediate_size"),
         InputError,
         "no key 'intermediate_size'; expected an integer under intermediate_size (or ffn_hidden_size, ffn_dim, "
         "n_inner)",

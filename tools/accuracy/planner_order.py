@@ -20,8 +20,8 @@ from quantbench.cli.sweep_for import SIZES, planner_groups, spread
 from quantbench.importers import aiconfigurator
 from quantbench.profile.exporters import export_profile
 from quantbench.profile.exporters.options import ExportOptions
-from quantbench.profile.exporters.served import served
 from quantbench.workload import Attention
+from quantbench.workload.serving import served
 from tools.guide.markers import table as markdown
 from tools.guide.markers import write_between
 from tools.serving_accuracy import few_rows, profile_with
@@ -59,7 +59,7 @@ def name_of(work: Any) -> str:
 
 def rows_of_models(seed: int) -> list[Any]:
     """Returns the rows of the engine's tables at the (n, k) and heads of the models, shuffled."""
-    groups = planner_groups(served(_OPTIONS), _PRODUCTS)
+    groups = planner_groups(served("accuracy", _OPTIONS.model, (), ()), _PRODUCTS)
     wanted = {group_of(group[0]) for group in groups}
     found = []
     for kind in _KINDS:

@@ -25,6 +25,7 @@ from quantbench.profile.exporters.aiconfigurator_modelled import (
     known_cliff_rows,
     lanes_of,
     latent_rows,
+    linear_rows,
     message_rows,
     model_rows,
     perf_row,
@@ -52,12 +53,12 @@ from quantbench.profile.exporters.options import (
     require_gpu,
 )
 from quantbench.profile.exporters.rates import achieved, link_rates
-from quantbench.profile.exporters.served import MODEL_HEADS, Served, served
 from quantbench.profile.file import parquet_bytes
 from quantbench.profile.profile import Profile
 from quantbench.profile.table import Table
-from quantbench.workload import Attention, MoE
+from quantbench.workload import Attention
 from quantbench.workload.dtypes import DTYPES
+from quantbench.workload.serving import MODEL_HEADS, Served, served
 
 _BACKENDS = ("vllm", "sglang", "trtllm")
 _INSTALL = "pip install '.[tables]' in quantbench's checkout"
@@ -74,6 +75,9 @@ _MOE_DTYPES = {
     "fp8_block": "fp8_block",
     "nvfp4": "nvfp4",
 }
+#: provider of TensorRT-LLM's experts in NVFP4 for few tokens, which the planner looks up by this
+#: name of the kernel
+FEW_TOKENS = "trtllm.moe_torch_flow_min_latency"
 #: Maps aiconfigurator's names for the sizes of experts to the fields of `MoE`.
 _MOE_SIZES = {
     "num_tokens": "tokens",
@@ -107,6 +111,7 @@ _FAMILIES = {
     "context_mla": "mla",
     "generation_mla": "mla",
     "mla_bmm": "mla_bmm",
+    "gdn": "linear_attention",
 }
 
 
@@ -118,19 +123,20 @@ def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
     require_gpu(profile, "aiconfigurator")
     require_choice(WHO, "--backend", options.backend, _BACKENDS)
     system = system_of(profile.device.name).replace("-", "_")
-    wanted = served(options)
+    wanted = served(WHO, options.model, options.configs, options.tensor_parallel)
     messages = _measured_collectives(profile, out)
     tables = {
         "gemm": _gemm_rows(profile, options, wanted, out),
         "context_attention": _attention_rows(profile, options, wanted, out, prompts=True),
         "generation_attention": _attention_rows(profile, options, wanted, out, prompts=False),
         "moe": _moe_rows(profile, options, wanted, out),
-        "nccl": message_rows(profile, wanted, messages, nccl=True),
-        "custom_allreduce": message_rows(profile, wanted, messages, nccl=False),
+        "nccl": message_rows(profile, wanted, messages),
+        "custom_allreduce": message_rows(profile, wanted, messages, options.backend),
         "computescale": scale_rows(profile, wanted, passes=1),
         "scale_matrix": scale_rows(profile, wanted, passes=2),
         "context_mla": latent_rows(profile, wanted, prompts=True),
         "generation_mla": latent_rows(profile, wanted, prompts=False),
+        "gdn": linear_rows(profile, wanted, options.backend),
         "mla_bmm": absorbing_rows(profile, wanted, options.kernels),
     }
     tables = {kind: rows for kind, rows in tables.items() if rows}
@@ -346,35 +352,48 @@ def _of_one_kernel(rows: Rows) -> Rows:
 
 
 def _moe_rows(profile: Profile, options: ExportOptions, wanted: Served, out: Exported) -> Rows:
-    """Returns the table of experts.
+    """Returns the table of experts."""
+    table = profile.tables["moe"]
+    named = np.isin(table["dtype"], list(_MOE_DTYPES))
+    table = keep(table, named, "experts of a dtype that aiconfigurator has no name for", out)
+    few_tokens = table["provider"] == FEW_TOKENS
+    rows = _layer_rows(profile, wanted, table.where(~few_tokens), options.kernels, out)
+    rows = _of_one_kernel(rows)
+    if few_tokens.any():
+        for row in _layer_rows(profile, wanted, table.where(few_tokens), FEW_TOKENS, out):
+            rows.append(row | {"kernel_source": FEW_TOKENS.partition(".")[2]})
+    return rows
 
-    Measured rows come first. Layers of the named models that were not measured are modelled in
-    every dtype that has a peak on the device.
+
+def _layer_rows(
+    profile: Profile, wanted: Served, table: Table, library: str, out: Exported
+) -> Rows:
+    """Returns the measured layers of experts, and the layers of the named models as modelled.
+
+    The modelled layers are those that were not measured, in every dtype that was measured or, but
+    not by FEW_TOKENS, has a peak on the device.
+
+    library: library or provider of the measured layers.
     """
 
     def row(layer: Any, source: str, us: float, spread: float) -> dict[str, Any]:
         sizes = {theirs: getattr(layer, ours) for theirs, ours in _MOE_SIZES.items()}
         return perf_row("moe", source, us, spread, moe_dtype=_MOE_DTYPES[layer.dtype], **sizes)
 
-    table = profile.tables["moe"]
-    named = np.isin(table["dtype"], list(_MOE_DTYPES))
-    table = keep(table, named, "experts of a dtype that aiconfigurator has no name for", out)
     rows = [row(*one) for one in _timed_rows(table)]
     measured = set(table.workloads())
-    for dtype in _MOE_DTYPES if wanted.experts else ():
-        if profile.device.peak(dtype) is None:
-            continue
-        layers: list[MoE] = []
-        for layer in wanted.experts:
-            layer = replace(layer, dtype=dtype)
-            if layer not in measured:
-                layers.append(layer)
-        model = profile.experts(dtype, options.kernels)
+    dtypes = sorted(set(table["dtype"].tolist()))
+    if library != FEW_TOKENS:
+        dtypes = [dtype for dtype in _MOE_DTYPES if profile.device.peak(dtype) is not None]
+    for dtype in dtypes if wanted.experts else ():
+        layers = [replace(layer, dtype=dtype) for layer in wanted.experts]
+        layers = [layer for layer in layers if layer not in measured]
+        model = profile.experts(dtype, library)
         out.notes.append(f"{dtype} {model.note}{accuracy_words(model.provenance)}")
         found = model.predict(layers)
         sources = [MODEL] * len(layers)
         rows += [row(*one) for one in timed(layers, sources, found.latency_us, found.high_us)]
-    return _of_one_kernel(rows)
+    return rows
 
 
 def _measured_collectives(profile: Profile, out: Exported) -> list[Message]:

@@ -20,12 +20,12 @@ from quantbench.latency.libraries import library_of
 from quantbench.profile.exporters.modelled import M_GRID, MODEL, GemmTimes, attention_model
 from quantbench.profile.exporters.options import Exported, Rows
 from quantbench.profile.exporters.rates import link_rates
-from quantbench.profile.exporters.served import Served
 from quantbench.profile.linear_interpolation import BOUND, FloatArray, IntArray
 from quantbench.profile.profile import Profile
 from quantbench.profile.schema import KnownCliff
 from quantbench.profile.table import Table
 from quantbench.workload import Attention, Collective, Gemm
+from quantbench.workload.serving import BATCHES, CACHED, MOST_PROMPT_TOKENS, Served
 
 #: op, dtype, number of GPUs, number of elements, time in µs, source
 Message = tuple[str, str, int, int, float, str]
@@ -42,24 +42,40 @@ AT_CLIFF = "quantbench_model_at_cliff"
 NAMES = {"bf16": "bfloat16", "fp16": "bfloat16"}
 # Modelled message sizes in bytes.
 _MESSAGES = tuple(2**power for power in range(8, 31))
-#: Times in µs of an all-reduce of an empty message: by a serving engine in one step (every GPU
-#: reads the messages of all others) and in two steps (reduce-scatter and all-gather), and by NCCL.
-#: In aiconfigurator's tables of A100, H100 and GB200, one step takes 2.5 to 5 µs and two steps take
-#: about 8 µs.
-_ONE_STEP_US = 4.0
-_TWO_STEPS_US = 8.0
+#: All-reduce of each serving engine: times in µs of an empty message between two GPUs in one step
+#: (every GPU reads the messages of all others) and in two steps (reduce-scatter and all-gather),
+#: and the cap of the rate of one step in GB/s. In aiconfigurator's tables of A100, Hopper and
+#: Blackwell with NVLink, one step takes 2.5 to 5 µs by SGLang and TensorRT-LLM and 4.4 to 7 by
+#: vLLM, and 0.2 to 0.6 more for each doubling of the GPUs. Two steps take about 8 µs, and about 18
+#: by TensorRT-LLM. One step by vLLM is as fast on Blackwell's links as on Hopper's.
+_ALL_REDUCE = {
+    "sglang": (3.5, 8.0, 600.0),
+    "trtllm": (4.0, 18.0, 600.0),
+    "vllm": (5.0, 8.0, 270.0),
+}
+_DOUBLING_US = 0.4
+#: time in µs of NCCL's collectives of an empty message
 _NCCL_US = 15.0
 #: Fraction of a link's stated rate that an all-reduce of one step, and one of two steps, reaches in
-#: these tables, and the cap of its rate in GB/s. NCCL is assumed to reach _TWO_STEPS_SHARE, without
-#: a cap.
+#: these tables, and the cap of the rate of two steps in GB/s. NCCL is assumed to reach
+#: _TWO_STEPS_SHARE, without a cap.
 _ONE_STEP_SHARE = 0.6
-_ONE_STEP_MOST = 270.0
 _TWO_STEPS_SHARE = 0.75
 _TWO_STEPS_MOST = 500.0
 #: numbers of GPUs of modelled collectives
 _NUM_GPUS = (2, 4, 8, 16)
 #: assumed time of a kernel that scales an empty tensor
 _SMALL_KERNEL_US = 2.0
+#: Time of a kernel of linear attention in a serving engine, in passes over its data at the stated
+#: rate of the memory; in aiconfigurator's tables (L40S to GB300) the convolution takes 0.4 to 2.8,
+#: the recurrence of new tokens 1.1 to 1.3, and that of prompts 8 to 29 in SGLang, whose kernels are
+#: Triton's, and 2 to 4 in vLLM, with FlashInfer's. Recurrences of prompts also take 17 to 28 µs,
+#: and 4 to 31 µs for 1,024 tokens of one sequence.
+_CONVOLUTION_PASSES = 2.0
+_NEW_TOKEN_PASSES = 1.2
+_PROMPT_PASSES = {"sglang": 15.0, "trtllm": 7.0, "vllm": 3.0}
+_PROMPT_US = 25.0
+_PROMPT_TOKEN_US = 0.02
 
 
 def perf_row(
@@ -201,7 +217,9 @@ def lanes_of(profile: Profile, prompts: bool) -> tuple[tuple[str, str], ...]:
     return LANES if prompts else LANES[:2]
 
 
-def message_rows(profile: Profile, wanted: Served, measured: list[Message], *, nccl: bool) -> Rows:
+def message_rows(
+    profile: Profile, wanted: Served, measured: list[Message], engine: str = ""
+) -> Rows:
     """Returns the table of NCCL's collectives, or of the serving engine's own all-reduce.
 
     Message sizes are in elements. If models are named, modelled rows are added for each op and
@@ -209,8 +227,9 @@ def message_rows(profile: Profile, wanted: Served, measured: list[Message], *, n
 
     wanted: work of the named models.
     measured: measured collectives.
-    nccl: True for NCCL's collectives, False for the engine's all-reduce.
+    engine: serving engine whose all-reduce is returned; "" for NCCL's collectives.
     """
+    nccl = not engine
     messages = [one for one in measured if nccl or one[:2] == ("all_reduce", "half")]
     known = {(op, num_gpus) for op, _, num_gpus, *_ in messages}
     link_gb_per_s = link_rates(profile, Exported()).inside_gb_per_s
@@ -220,7 +239,7 @@ def message_rows(profile: Profile, wanted: Served, measured: list[Message], *, n
         if nccl:
             times_us = _nccl_us(COLLECTIVES[op], link_gb_per_s, num_gpus)
         else:
-            times_us = _all_reduce_us(link_gb_per_s, num_gpus)
+            times_us = _all_reduce_us(link_gb_per_s, num_gpus, engine)
         for size, us in zip(_MESSAGES, times_us.tolist(), strict=True):
             messages.append((op, "half", num_gpus, size // 2, us, MODEL))
     rows = []
@@ -230,17 +249,19 @@ def message_rows(profile: Profile, wanted: Served, measured: list[Message], *, n
     return rows
 
 
-def _all_reduce_us(link_gb_per_s: float, num_gpus: int) -> FloatArray:
+def _all_reduce_us(link_gb_per_s: float, num_gpus: int, engine: str) -> FloatArray:
     """Returns the times of a serving engine's all-reduce in µs, (len(_MESSAGES),).
 
     The engine uses the faster of the algorithms with one step and with two steps.
     """
     message_bytes = np.array(_MESSAGES, dtype=np.float64)
-    one_step = min(_ONE_STEP_SHARE * link_gb_per_s, _ONE_STEP_MOST)
+    one_step_us, two_steps_us, most = _ALL_REDUCE[engine]
+    one_step = min(_ONE_STEP_SHARE * link_gb_per_s, most)
     two_steps = min(_TWO_STEPS_SHARE * link_gb_per_s, _TWO_STEPS_MOST)
     read_us = (num_gpus - 1) * message_bytes / (one_step * 1e3)
     shared_us = _bus_bytes("all_reduce", num_gpus) / (two_steps * 1e3)
-    return np.minimum(_ONE_STEP_US + read_us, _TWO_STEPS_US + shared_us)
+    more_us = _DOUBLING_US * np.log2(num_gpus / 2)
+    return np.asarray(more_us + np.minimum(one_step_us + read_us, two_steps_us + shared_us))
 
 
 def _nccl_us(op: str, link_gb_per_s: float, num_gpus: int) -> FloatArray:
@@ -269,6 +290,52 @@ def scale_rows(profile: Profile, wanted: Served, *, passes: int) -> Rows:
         # Two bytes are read per element, and with two passes one byte is written.
         us = _SMALL_KERNEL_US + (1 + passes) * m * k / bytes_per_us
         rows.append(perf_row("scale", MODEL, us, quant_dtype="fp8", m=m, k=k))
+    return rows
+
+
+def linear_rows(profile: Profile, wanted: Served, backend: str) -> Rows:
+    """Returns the table of the convolution and the recurrence of linear attention."""
+    bytes_per_us = profile.device.memory_gb_per_s * 1e3
+    rows: Rows = []
+    for one, batch, seq in product(wanted.linear, BATCHES, CACHED):
+        tokens = batch * seq
+        if tokens > MOST_PROMPT_TOKENS:
+            continue
+        # Two bytes per channel are read and written, and so are four of each new token's state.
+        convolved_us = 4 * tokens * one.channels / bytes_per_us
+        values_us = 4 * tokens * one.values / bytes_per_us
+        convolution_us = _SMALL_KERNEL_US + _CONVOLUTION_PASSES * convolved_us
+        times_us = {
+            ("context", "causal_conv1d_fn"): convolution_us,
+            ("context", "chunk_gated_delta_rule"): (
+                _PROMPT_US + _PROMPT_TOKEN_US * seq + _PROMPT_PASSES[backend] * values_us
+            ),
+        }
+        if seq == 1:
+            states_us = 2 * one.key_dim * values_us
+            times_us |= {
+                ("generation", "causal_conv1d_update"): convolution_us,
+                ("generation", "fused_sigmoid_gating_delta_rule_update"): (
+                    2 * _SMALL_KERNEL_US + _NEW_TOKEN_PASSES * states_us
+                ),
+            }
+        for (phase, kernel), us in times_us.items():
+            row = perf_row(
+                "gdn",
+                kernel,
+                us,
+                phase=phase,
+                batch_size=batch,
+                seq_len=seq,
+                num_tokens=tokens,
+                d_model=one.hidden,
+                d_conv=one.conv_width,
+                num_k_heads=one.key_heads,
+                head_k_dim=one.key_dim,
+                num_v_heads=one.value_heads,
+                head_v_dim=one.value_dim,
+            )
+            rows.append(row | {"origin": "modelled"})
     return rows
 
 

@@ -18,6 +18,7 @@ from quantbench.latency.op_times import OpTimes
 from quantbench.profile.exporters.aiconfigurator_modelled import model_rows
 from quantbench.profile.exporters.modelled import MODEL_SITES, GemmTimes, accuracy_words
 from quantbench.profile.exporters.options import (
+    WHO,
     Exported,
     ExportOptions,
     Rows,
@@ -25,12 +26,12 @@ from quantbench.profile.exporters.options import (
     dtype_of,
     require_gpu,
 )
-from quantbench.profile.exporters.served import MODEL_HEADS, served
 from quantbench.profile.file import parquet_bytes
 from quantbench.profile.profile import Profile
 from quantbench.profile.table import LAYOUTS
 from quantbench.sweep.shape_file import read_shapes
 from quantbench.workload import Attention, Gemm
+from quantbench.workload.serving import MODEL_HEADS, served
 
 #: Columns that `quantbench import csv` names differently, and columns that it does not read.
 _MAPPED = {"latency_us": "latency=latency_us:us"}
@@ -92,7 +93,7 @@ def _modelled(profile: Profile, options: ExportOptions, out: Exported) -> dict[s
     """
     require_gpu(profile, "rows that are modelled")
     dtype = dtype_of(profile, options)
-    wanted = served(options)
+    wanted = served(WHO, options.model, options.configs, options.tensor_parallel)
     products = GemmTimes(profile, dtype, options.kernels)
     models = ModelTimes(profile.device, gemm=lambda _: (products.model, ""))
     times: OpTimes = profile if any(map(len, profile.tables.values())) else models

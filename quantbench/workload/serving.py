@@ -6,13 +6,14 @@ heads than GPUs has one of these heads on each GPU.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from pathlib import Path
 
 from quantbench.errors import InputError
-from quantbench.profile.exporters.options import WHO, ExportOptions
 from quantbench.workload import Attention, Gemm, MoE, TransformerShape
-from quantbench.workload.huggingface import describe
+from quantbench.workload.huggingface import Described, LinearAttention, describe
 from quantbench.workload.presets import preset
 
 #: tensor-parallel degrees if none are given
@@ -22,13 +23,13 @@ _ROUTINGS = ("balanced", "power_law_1.01", "power_law_1.2")
 #: numbers of tokens of a layer of experts
 _TOKENS = tuple(2**power for power in range(15))
 #: numbers of sequences in a batch of prompts or of new tokens
-_BATCHES = tuple(2**power for power in range(12))
+BATCHES = tuple(2**power for power in range(12))
 #: Prompt lengths: each power of two and one more, because attention is tiled.
 _PROMPTS = tuple(seq for power in range(4, 18) for seq in (2**power, 2**power + 1))
 #: numbers of cached tokens before a new token
-_CACHED = tuple(2**power for power in range(18))
+CACHED = tuple(2**power for power in range(18))
 #: largest numbers of tokens in a batch of prompts, and of cached tokens of all sequences in a batch
-_MOST_PROMPT_TOKENS = 2**17
+MOST_PROMPT_TOKENS = 2**17
 _MOST_CACHED_TOKENS = 2**23
 
 
@@ -47,15 +48,15 @@ class Heads:
     def prompts(self, dtype: str) -> list[Attention]:
         """Returns causal attention of prompts in which every query sees all keys before it."""
         found = []
-        for batch, seq in product(_BATCHES, _PROMPTS):
-            if batch * seq <= _MOST_PROMPT_TOKENS:
+        for batch, seq in product(BATCHES, _PROMPTS):
+            if batch * seq <= MOST_PROMPT_TOKENS:
                 found.append(self._attention(batch, seq, seq, dtype))
         return found
 
     def decodes(self, dtype: str) -> list[Attention]:
         """Returns attention of one new token per sequence to the cached tokens and itself."""
         found = []
-        for batch, cached in product(_BATCHES, _CACHED):
+        for batch, cached in product(BATCHES, CACHED):
             if batch * cached <= _MOST_CACHED_TOKENS:
                 found.append(self._attention(batch, 1, cached + 1, dtype))
         return found
@@ -114,16 +115,22 @@ class Served:
     heads, latent: attention heads and latent attention on one GPU, without duplicates.
     experts: layers of experts in bf16, for each of _TOKENS, _ROUTINGS and the tensor- and
         expert-parallel degrees.
+    linear: linear-attention layers on one GPU.
     """
 
     products: tuple[tuple[int, int], ...] = ()
     heads: tuple[Heads, ...] = ()
     latent: tuple[Latent, ...] = ()
     experts: tuple[MoE, ...] = ()
+    linear: tuple[LinearAttention, ...] = ()
 
 
-def served(options: ExportOptions) -> Served:
+def served(who: str, names: str, configs: Sequence[Path], degrees: Sequence[int]) -> Served:
     """Returns the work that an engine does for the named models, at every tensor-parallel degree.
+
+    who: operation for error messages.
+    names, configs: names of models, separated by commas, and config.json files of other models.
+    degrees: tensor-parallel degrees; () for DEGREES.
 
     Raises InputError if none of the degrees divides the heads of a model.
     """
@@ -131,13 +138,15 @@ def served(options: ExportOptions) -> Served:
     heads: set[Heads] = set()
     latent: set[Latent] = set()
     experts: dict[MoE, None] = {}
-    degrees = options.tensor_parallel or DEGREES
-    shapes = [preset(name) for name in options.model.split(",") if name]
-    shapes += [describe(path).shape for path in options.configs]
-    for shape in shapes:
+    linear: set[LinearAttention] = set()
+    degrees = degrees or DEGREES
+    models = [Described(preset(name), {}) for name in names.split(",") if name]
+    models += [describe(path, hybrid=True) for path in configs]
+    for model in models:
+        shape = model.shape
         cut = [_cut(shape, tp) for tp in degrees if shape.heads % tp == 0]
         if not cut:
-            raise InputError(WHO, f"--tp {degrees} of {shape.heads} heads", "degrees that divide")
+            raise InputError(who, f"--tp {degrees} of {shape.heads} heads", "degrees that divide")
         for one in cut:
             ops = one.ops(backward=False)
             products |= {(op.workload.n, op.workload.k) for op in ops if type(op.workload) is Gemm}
@@ -155,8 +164,19 @@ def served(options: ExportOptions) -> Served:
         if shape.experts:
             products.add((shape.experts, shape.hidden))  # the router
             experts |= dict.fromkeys(_layers(shape, max(degrees)))
+        if model.linear:
+            parts = {model.linear.cut(tp) for tp in degrees if model.linear.key_heads % tp == 0}
+            linear |= parts
+            products = products.union(*(part.products for part in parts))
+            # Full attention between these layers has an output gate as wide as its queries.
+            for one in cut:
+                products.add((2 * (one.heads + one.kv_heads) * one.head_dim, one.hidden))
     return Served(
-        tuple(sorted(products)), tuple(sorted(heads)), tuple(sorted(latent)), tuple(experts)
+        tuple(sorted(products)),
+        tuple(sorted(heads)),
+        tuple(sorted(latent)),
+        tuple(experts),
+        tuple(sorted(linear)),
     )
 
 
