@@ -351,7 +351,7 @@ def test_a_provider_that_is_none_is_refused_before_a_run_is_made(
         # Brackets in a name are no markup.
         (
             "sweep --dim n=64 -m 64 -k 64 --provider [/b]:X --gpu a100 --dry-run",
-            "'[/b]:X' (no module named '[/b]')",
+            "'[/b]:X'; expected package.module:Class",
         ),
         (
             "advise --hidden 4096 --heads 32 --gpu h100 --experts 8",
