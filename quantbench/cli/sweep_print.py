@@ -66,7 +66,7 @@ def plan_lines(
         text += f"; {already} more {_are(already)} measured already"
     yield text
     if by_op:
-        yield f"points of {counts_by_op(point.workload for point in plan.points)}"
+        yield f"by op: {counts_by_op(point.workload for point in plan.points)}"
     elif plan.left_out:
         places = "; ".join(map(str, left_out(plan)))
         yield f"left out for the budget: {places} (`--budget none` runs all)"

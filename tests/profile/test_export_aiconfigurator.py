@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -393,8 +394,7 @@ def test_fp16_asks_for_its_name(tmp_path: Path) -> None:
 
 
 def test_a_processor_is_refused(tmp_path: Path) -> None:
-    from dataclasses import replace
-
-    profile = replace(known_profile({}), device=replace(known_profile({}).device, kind="cpu"))
+    known = known_profile({})
+    profile = replace(known, device=replace(known.device, kind="cpu"))
     with pytest.raises(UnsupportedError, match="is a cpu; expected a GPU, for aiconfigurator"):
         export_profile(profile, "aiconfigurator", tmp_path)

@@ -56,6 +56,6 @@ def test_formats_providers_and_export_are_those_of_the_device() -> None:
         ({"budget": "1ms"}, "no point of --for aiconfigurator fits into 0.001 s"),
     ],
 )
-def test_contradictions_are_one_clear_line(changes: dict[str, Any], said: str) -> None:
+def test_contradictions_are_one_clear_line(changes: Any, said: str) -> None:
     with pytest.raises(InputError, match=said):
         options_on(replace(ASKED, **changes), H100)
