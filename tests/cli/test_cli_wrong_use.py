@@ -56,7 +56,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ),
         (
             f"profile export {PROFILE} --format calculon --tp 4",
-            "profile export: --tp with --format calculon",
+            "profile export: --tp 4 without effect",
         ),
         (
             f"profile export {PROFILE} --provider torch",

@@ -249,13 +249,13 @@ def test_folders_of_runs_are_taken_as_they_are(tmp_path: Path) -> None:
             "profile.json --format aiconfigurator --layout tn",
             "--layout tn: no matrix product has this layout; expected one of nt",
         ),
-        ("--format csv --tp 2", "--tp 2 without effect; expected --model or --config"),
+        ("profile.json --format csv --tp 2", "--tp 2 without effect; expected --model or --config"),
         (
-            "--format csv --grid g --model gpt2-xl",
+            "profile.json --format csv --grid g --model gpt2-xl",
             "--grid g with --model or --config; expected one",
         ),
         (
-            "--format aiconfigurator --dtype int8 --tp 1 --model llama-3-8b,",
+            "profile.json --format aiconfigurator --dtype int8 --tp 1 --model llama-3-8b,",
             "nothing that it has a table for",
         ),
         (
