@@ -121,13 +121,11 @@ class Contestant:
     train_rows: number of rows that it is fitted to; None for all of the training half, 0 for none.
     answer: function from a table of train rows, a table of test rows and a seed to predictions for
         the test rows.
-    missing: why the predictor cannot run; "" if it can.
     """
 
     name: str
     train_rows: int | None
     answer: Callable[[Any, Any, int], Answer]
-    missing: str = ""
 
     def needed(self, seeds: Sequence[int]) -> Sequence[int]:
         """Returns the seeds to run.
@@ -145,7 +143,7 @@ Plan = Sequence[tuple[Contest, Sequence[Contestant]]]
 def run_contests(
     contests: Plan, seeds: Sequence[int], progress: Callable[[str], None]
 ) -> Iterator[Line]:
-    """Runs contests; yields the scores of each contestant that can run, averaged over the seeds.
+    """Runs contests; yields the scores of each contestant, averaged over the seeds.
 
     progress: function that is called with a text before each fit.
     Raises InputError without a seed, and for a contestant that predicts no row.
@@ -154,8 +152,6 @@ def run_contests(
         raise InputError("validate", "no seeds", "at least one")
     for contest, contestants in contests:
         for contestant in contestants:
-            if contestant.missing:
-                continue
             lines = []
             for seed in contestant.needed(seeds):
                 what = f"{contest.table.gpu}, {contest.protocol}: {contestant.name}"

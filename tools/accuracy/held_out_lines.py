@@ -19,13 +19,14 @@ from threadpoolctl import threadpool_limits  # comes with scikit-learn, which ne
 
 from quantbench.cli.profile import profile_of
 from quantbench.errors import InputError
+from quantbench.importers.aiconfigurator import systems_folder
 from quantbench.latency.gemm.model import GemmModel
 from quantbench.latency.libraries import system_of
 from quantbench.profile.exporters.options import Exported, ExportOptions, dtype_of, products
 from quantbench.profile.linear_interpolation import Site, interpolated_us, through_rows
 from quantbench.profile.profile import Profile
 from quantbench.units import percent
-from tools.accuracy.aiconfigurator_engine import engine, engine_missing
+from tools.accuracy.aiconfigurator_engine import engine
 from tools.accuracy.scoring import cliff_pairs, rises
 from tools.accuracy.tables import GemmTable
 from tools.guide.markers import table as markdown_table
@@ -97,13 +98,12 @@ def consumer_of(device: str, dtype: str) -> tuple[Consumer, str]:
     device: slug of the GPU.
     """
     system = system_of(device)
-    if engine_missing() or system == device or dtype not in ("bf16", "fp16"):
+    if systems_folder() is None or system == device or dtype not in ("bf16", "fp16"):
         words = "straight lines in m at each (n, k), as aiconfigurator's engine draws them"
         return straight_lines, words
 
     def ask(rows: GemmTable, queries: GemmTable) -> FloatArray:
-        where = {"system": system, "backend": "vllm", "version": "quantbench"}
-        return engine(where, rows, queries).latency_us
+        return engine((system, "vllm", "quantbench"), rows, queries).latency_us
 
     package = f"aiconfigurator-core {version('aiconfigurator-core')}"
     return ask, f"{package}, asked through its own engine"

@@ -65,8 +65,7 @@ def attention_origin(table: AttentionTable) -> str:
 def compared(plan: Plan, origin: Callable[[Any], str]) -> str:
     """Runs the contests of a plan, and formats their results as Markdown.
 
-    There is one section per protocol and device. Notes name the contestants that cannot run, the
-    tables, the versions and the CPU.
+    There is one section per protocol and device. Notes name the tables, the versions and the CPU.
 
     origin: function that describes where a contest's table comes from.
     """
@@ -79,12 +78,8 @@ def compared(plan: Plan, origin: Callable[[Any], str]) -> str:
         for gpu, lines in by_gpu.items():
             parts += [f"### {gpu}\n", _section(lines)]
     notes = []
-    for contest, contestants in plan:
-        gpu = contest.table.gpu
-        for one in contestants:
-            if one.missing:
-                notes.append(f"- {gpu}: {one.name} is left out: {one.missing}.")
-        notes.append(f"- {gpu}: {origin(contest.table)}.")
+    for contest, _ in plan:
+        notes.append(f"- {contest.table.gpu}: {origin(contest.table)}.")
     packages = ", ".join(f"{name} {version(name)}" for name in _PACKAGES)
     made = f"- Made with {packages}; times on one core of {cpu_info().name}.\n"
     return "\n".join([*parts, *dict.fromkeys(notes), made])
