@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from quantbench.device import lookup
 from quantbench.importers import aiconfigurator
@@ -33,12 +32,8 @@ from tools.accuracy.contests import (
     run_contests,
     unfitted,
 )
-from tools.accuracy.scoring import Split
+from tools.accuracy.scoring import BoolArray, FloatArray, IntArray, Split
 from tools.guide.markers import table as markdown
-
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
 
 # Kind of table whose times include the writing of keys and values into a cache.
 _WRITES_CACHE = "context_attention"
@@ -67,7 +62,7 @@ class AttentionTable:
     def groups(self) -> IntArray:
         return self.shapes.sites
 
-    def take(self, rows: npt.NDArray[np.intp]) -> AttentionTable:
+    def take(self, rows: IntArray) -> AttentionTable:
         """Returns a table of the rows with these indices."""
         return replace(
             self,

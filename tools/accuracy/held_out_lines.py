@@ -14,7 +14,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 from threadpoolctl import threadpool_limits  # comes with scikit-learn, which needs it
 
 from quantbench.cli.profile import profile_of
@@ -27,14 +26,10 @@ from quantbench.profile.linear_interpolation import Site, interpolated_us, throu
 from quantbench.profile.profile import Profile
 from quantbench.units import percent
 from tools.accuracy.aiconfigurator_engine import engine
-from tools.accuracy.scoring import cliff_pairs, rises
+from tools.accuracy.scoring import BoolArray, FloatArray, IntArray, cliff_pairs, rises
 from tools.accuracy.tables import GemmTable
 from tools.guide.markers import table as markdown_table
 from tools.guide.markers import write_between
-
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
 
 #: bound of the expected relative error, above which rows are added
 BOUND = 0.05

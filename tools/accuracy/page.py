@@ -1,4 +1,5 @@
-"""Writes the accuracy tables of docs/accuracy.md: `python -m tools.accuracy.page docs/accuracy.md`.
+"""Writes the accuracy tables of docs/accuracy.md: `python -m tools.accuracy.page
+docs/accuracy.md [SECTION…]`.
 
 The figures come from the packaged public tables (extra `tables`). Those of the section `published`
 come from the files of NeuSight, DeepBench and aiter. All are computed on one core, which takes tens
@@ -7,7 +8,7 @@ of minutes.
 
 from __future__ import annotations
 
-import argparse
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.metadata import version
@@ -92,21 +93,15 @@ def _section(lines: Sequence[Line]) -> str:
     return markdown_table(head, rows)
 
 
-def main() -> None:
+def main(page: Path, *sections: str) -> None:
     """Runs the comparisons of the named sections, or of all, and writes their tables and the
     conclusion into the page.
     """
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("page", type=Path)
-    parser.add_argument(
-        "--section", action="append", choices=_SECTIONS, help="only this; may be repeated"
-    )
-    asked = parser.parse_args()
     with threadpool_limits(1):
-        for section in asked.section or _SECTIONS:
+        for section in sections or _SECTIONS:
             for name, text in _SECTIONS[section]():
-                write_between(asked.page, name, text)
-    write_between(asked.page, "conclusion", conclusion(asked.page.read_text(encoding="utf-8")))
+                write_between(page, name, text)
+    write_between(page, "conclusion", conclusion(page.read_text(encoding="utf-8")))
 
 
 def _formats() -> Iterator[tuple[str, str]]:
@@ -186,4 +181,4 @@ def _print(text: str) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]), *sys.argv[2:])
