@@ -182,16 +182,11 @@ def fit_site(
         return log_errors(observed, found)
 
     found = _least(errors, _START, SITE_FACTORS)
-    stated = []
-    stated_gb = []
-    for row, case in cases:
-        if row.mem_gb:
-            stated.append(case)
-            stated_gb.append(row.mem_gb)
+    stated = [(case, row.mem_gb) for row, case in cases if row.mem_gb]
 
     def memory_errors(found: Calibration) -> FloatArray:
-        predicted = [memory(case.job, case.layout, found).total_gib for case in stated]
-        return np.asarray(np.log(predicted) - np.log(stated_gb))
+        ratios = [memory(case.job, case.layout, found).total_gib / gb for case, gb in stated]
+        return np.log(ratios)
 
     found = _least(memory_errors, found, _MEMORY_RANGES)
     scatter = float(np.quantile(np.abs(log_errors(observed, found)), 0.9))

@@ -223,9 +223,9 @@ def _read_attention(_: str) -> list[_Parts]:
     for gpu in SHIPPED_GPUS:
         prompts = read_attention(gpu)
         decoding = read_decode(gpu)
-        split = of_groups(prompts, _PROMPT_ROWS, 0)
-        decode_split = new_sites_and_batches(decoding, _DECODE_ROWS, 0)
-        found.append(((prompts, split), (decoding, decode_split)))
+        of_prompts = (prompts, of_groups(prompts, _PROMPT_ROWS, 0))
+        of_decoding = (decoding, new_sites_and_batches(decoding, _DECODE_ROWS, 0))
+        found.append((of_prompts, of_decoding))
     return found
 
 

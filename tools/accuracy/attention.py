@@ -35,9 +35,6 @@ from tools.accuracy.contests import (
 from tools.accuracy.scoring import BoolArray, FloatArray, IntArray, Split
 from tools.guide.markers import table as markdown
 
-# Kind of table whose times include the writing of keys and values into a cache.
-_WRITES_CACHE = "context_attention"
-
 
 @dataclass(frozen=True)
 class AttentionTable:
@@ -127,9 +124,10 @@ def _read(gpu: str, tables: Sequence[aiconfigurator.TableFile]) -> AttentionTabl
             continue
         provider = Counter(row.provider for row in rows).most_common(1)[0][0]
         kept = [row for row in rows if row.provider == provider]
+        writes_cache = table.kind == "context_attention"
         for row in kept:
             if isinstance(row.workload, Attention):
-                times[row.workload, table.kind == _WRITES_CACHE].append(row.latency_us)
+                times[row.workload, writes_cache].append(row.latency_us)
         origin = aiconfigurator.origin_of(table)
         sources[origin.source] = {
             "provider": provider,

@@ -219,9 +219,10 @@ def unfitted() -> Contestant:
     return Contestant("unfitted", 0, lambda train, test, seed: answer_of(test.prior(), test))
 
 
-#: function that learns efficiency: from log sizes, (rows, sizes), log efficiencies, (rows,), and a
-#: seed to a function from log sizes to log efficiencies
-Learner = Callable[[FloatArray, FloatArray, int], Callable[[FloatArray], FloatArray]]
+#: function from log sizes, (rows, sizes), to log efficiencies, (rows,)
+Efficiency = Callable[[FloatArray], FloatArray]
+#: function that learns efficiency from log sizes, log efficiencies and a seed
+Learner = Callable[[FloatArray, FloatArray, int], Efficiency]
 
 
 def baseline(name: str, train_rows: int, learn: Learner) -> Contestant:
@@ -241,9 +242,7 @@ def baseline(name: str, train_rows: int, learn: Learner) -> Contestant:
     return Contestant(name, train_rows, answer)
 
 
-def _interpolated(
-    at: FloatArray, log_efficiency: FloatArray, seed: int
-) -> Callable[[FloatArray], FloatArray]:
+def _interpolated(at: FloatArray, log_efficiency: FloatArray, seed: int) -> Efficiency:
     """Learns by linear interpolation; outside the convex hull of the rows, by the nearest row."""
     from scipy.interpolate import LinearNDInterpolator, NearestNDInterpolator
 
@@ -257,9 +256,7 @@ def _interpolated(
     return predict
 
 
-def _gaussian_process(
-    at: FloatArray, log_efficiency: FloatArray, seed: int
-) -> Callable[[FloatArray], FloatArray]:
+def _gaussian_process(at: FloatArray, log_efficiency: FloatArray, seed: int) -> Efficiency:
     learner = GaussianProcess.fit(at, log_efficiency, seed=seed)
     return lambda asked: learner.predict(asked)[0]
 

@@ -79,11 +79,11 @@ def judge(work: Path, keys: Sequence[Key], report: Callable[[str], None]) -> Non
     closer = [key for key in CLOSER if key in keys]
     asked = [*product(defaults_first, _WIDE, (0,)), *product(closer, _CLOSE, _CLOSER_SEEDS)]
     for key, contestant, seed in dict.fromkeys(asked):
-        if (*key, contestant.name, contestant.train_rows, seed) in done:
+        name = (*key, contestant.name, contestant.train_rows, seed)
+        if name in done:
             continue
         measured = read(key)
         (line,) = run_contests([(Contest(measured), [contestant])], [seed], report)
-        name = [*key, contestant.name, contestant.train_rows, seed]
         entry = {
             "key": name,
             "version": measured.provenance["framework_version"],

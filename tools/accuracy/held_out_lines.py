@@ -39,12 +39,6 @@ _FEWEST_MODEL_ROWS = 20
 _SEEDS = (0, 1, 2)
 _LARGE_M = 128
 _LARGE_NK = 1024
-#: parts of a table, in words, for which errors are given
-_PARTS = (
-    "rows in none of the tables",
-    "of them m ≥ 128 and n, k ≥ 1024",
-    "both sides of measured cliffs",
-)
 
 
 def is_thin(table: GemmTable) -> BoolArray:
@@ -147,7 +141,11 @@ def held_out(table: GemmTable, expected_us: FloatArray, consumer: Consumer) -> l
     at_cliffs = np.zeros(len(thin), dtype=np.bool_)
     at_cliffs[np.stack(pairs)[:, rises(table.latency_us, pairs)]] = True
     at_cliffs &= ~thin & inside
-    parts = dict(zip(_PARTS, (unseen, unseen & large, at_cliffs), strict=True))
+    parts = {
+        "rows in none of the tables": unseen,
+        "of them m ≥ 128 and n, k ≥ 1024": unseen & large,
+        "both sides of measured cliffs": at_cliffs,
+    }
 
     def line(
         name: str, rows_of: Sequence[BoolArray], times_us: FloatArray = table.latency_us

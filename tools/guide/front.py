@@ -281,7 +281,7 @@ def export_text(root: Path) -> str:
     root: folder of the checkout.
     """
     with TemporaryDirectory() as folder:
-        (Path(folder) / CPU_RUN.parts[0]).symlink_to(root.resolve() / CPU_RUN.parts[0])
+        (Path(folder) / "results").symlink_to(root.resolve() / "results")
         return _block(EXPORT, [line for line in printed(EXPORT, Path(folder)) if line])
 
 
