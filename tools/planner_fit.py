@@ -185,8 +185,8 @@ def fit_site(
     stated = [(case, row.mem_gb) for row, case in cases if row.mem_gb]
 
     def memory_errors(found: Calibration) -> FloatArray:
-        ratios = [memory(case.job, case.layout, found).total_gib / gb for case, gb in stated]
-        return np.log(ratios)
+        predicted = [memory(case.job, case.layout, found).total_gib for case, _ in stated]
+        return np.asarray(np.log(predicted) - np.log([gb for _, gb in stated]))
 
     found = _least(memory_errors, found, _MEMORY_RANGES)
     scatter = float(np.quantile(np.abs(log_errors(observed, found)), 0.9))

@@ -198,8 +198,9 @@ def profile_with(rows: Sequence[Any], system: str, library: str, seed: int) -> P
                 )
             )
     works, us = _columns(of_kind["attention"])
-    written = [work.causal for work in works]
-    attention = AttentionModel.fit(device, works, us, cache_write=written, **known)
+    attention = AttentionModel.fit(
+        device, works, us, cache_write=[work.causal for work in works], **known
+    )
     tables = {kind: table_of(kind, alike) for kind, alike in of_kind.items()}
     shipped = Models(tuple(products), attention=attention)
     profile = Profile(device, {}, Provenance("tools"), tables, shipped)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
@@ -43,6 +44,7 @@ _ROWS = 200
 _WORK = Path("build/formats.jsonl")
 #: seeds that draw the rows that models learn from
 _SEEDS = (0, 1, 2)
+_print = partial(print, flush=True)
 _PACKAGES = ("quantbench", "numpy", "scipy", "scikit-learn")
 
 
@@ -174,10 +176,6 @@ def _typical(errors: Sequence[str]) -> tuple[float, float]:
     """
     medians, _, highs = zip(*(text.split(" / ") for text in errors), strict=True)
     return median(map(float, medians)), median(float(high.split()[0]) for high in highs)
-
-
-def _print(text: str) -> None:
-    print(text, flush=True)
 
 
 if __name__ == "__main__":
