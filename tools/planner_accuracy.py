@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable
-from math import inf, nan
+from collections.abc import Callable, Sequence
+from math import nan
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from scipy.stats import spearmanr
 
 from quantbench.latency.model_times import BestTimes
 from quantbench.latency.op_times import TimesOf
 from quantbench.planner.calibration import Calibrations, shipped
-from quantbench.planner.fitting import Observed, log_errors, observe, op_spreads
+from quantbench.planner.fitting import FloatArray, Observed, log_errors, observe, op_spreads
 from quantbench.planner.layout import Layout
 from quantbench.planner.row_results import RowResult, predict_rows, summarize
 from quantbench.planner.rows import Case
@@ -33,7 +35,6 @@ from tools.planner_fit import (
     DOCUMENTS,
     PUBLISHED,
     SITE,
-    FloatArray,
     documents,
     left_out,
     published,
@@ -98,13 +99,12 @@ def documents_table(data: Path, times: TimesOf, calibrations: Calibrations) -> s
         counted = [r for r in results if keep(r, fitted) and r.error is not None]
         inside = []
         for result in counted:
-            if result.prediction:
-                span = result.prediction.iteration.sec
-                inside.append(span.low <= (result.row.sec_per_it or 0) <= span.high)
+            assert result.prediction is not None
+            span = result.prediction.iteration.sec
+            inside.append(span.low <= (result.row.sec_per_it or 0) <= span.high)
         s = summarize(counted)
         errors = [f"{s.mape:.1f} %", f"{s.median:.1f} %", f"{s.bias:+.1f} %"]
-        share = sum(inside) / max(1, len(inside))
-        rows.append([name, str(s.rows), *errors, f"{s.spearman:.2f}", f"{share:.0%}"])
+        rows.append([name, str(s.rows), *errors, f"{s.spearman:.2f}", f"{np.mean(inside):.0%}"])
     return table(_HEAD, rows)
 
 
@@ -123,38 +123,48 @@ def left_out_table(data: Path, times: TimesOf, calibrations: Calibrations) -> st
         observed += runs
     own = [(c, row.sec_per_it or 0.0, SITE) for row, c in documents(data / DOCUMENTS)]
     every = [*observed, *observe(own, times)]
-    errors = left_out(every, rest_of(calibrations), _table_of)[: len(observed)]
+    errors = left_out(every, rest_of(calibrations))[: len(observed)]
     stacks = {one.table: one.case.job.stack for one in observed} | {SITE: "deepspeed"}
     alike = Counter(stacks.values())
     extra = []
-    shipped_off = []
-    for one in observed:
+    shipped_errors = np.empty(len(observed))
+    for i, one in enumerate(observed):
         stack = one.case.job.stack
         known = "megatron" if alike[stack] > 1 else ""
         extra.append(calibrations.of_stack(known, "").scatter)
-        shipped_off.append(np.expm1(log_errors([one], calibrations.of_stack(stack, one.group[1]))))
+        factors = calibrations.of_stack(stack, one.group[1])
+        shipped_errors[i] = log_errors([one], factors)[0]
     half = np.hypot(op_spreads(observed, errors), extra)
-    off = np.expm1(errors)
-    names = np.array(list(map(_table_of, observed)))
-    groups = {name: names == name for name in dict.fromkeys(names.tolist())}
+    groups = _by_table(observed)
     for file, tables in files.items():
-        groups[f"all of {file}"] = np.isin(names, list(tables))
+        groups[f"all of {file}"] = np.logical_or.reduce([groups[name] for name in tables])
     rows = []
     for name, keep in groups.items():
-        inside = (np.abs(errors) <= half)[keep].mean()
-        line = [name, stacks.get(name, ""), str(keep.sum()), _mean_error(off[keep])]
-        line += [f"{100 * off[keep].mean():+.1f} %", f"{np.exp(np.median(half[keep])):.2f}"]
-        line += [f"{inside:.0%}", _mean_error(np.concatenate(shipped_off)[keep])]
-        rows.append(line)
+        mean, _, bias, inside = _cells(errors[keep], half[keep])
+        interval = f"{np.exp(np.median(half[keep])):.2f}"
+        shipped_mean, *_ = _cells(shipped_errors[keep], half[keep])
+        count = str(keep.sum())
+        rows.append([name, stacks.get(name, ""), count, mean, bias, interval, inside, shipped_mean])
     return table(_LEFT_OUT_HEAD, rows)
 
 
-def _table_of(one: Observed) -> str:
-    return one.table
+def _by_table(observed: Sequence[Observed]) -> dict[str, npt.NDArray[np.bool_]]:
+    """Returns the mask of each table's runs, (observed,)."""
+    names = np.array([one.table for one in observed])
+    return {name: names == name for name in dict.fromkeys(names.tolist())}
 
 
-def _mean_error(off: FloatArray) -> str:
-    return f"{100 * np.abs(off).mean():.1f} %"
+def _cells(errors: FloatArray, half: FloatArray) -> tuple[str, str, str, str]:
+    """Formats the mean and median error, the bias, and the share inside the intervals.
+
+    errors: (runs,) ln(predicted / measured).
+    half: (runs,) half-widths of the intervals in ln time.
+    """
+    off_pct = 100 * np.expm1(errors)
+    size_pct = np.abs(off_pct)
+    inside = (np.abs(errors) <= half).mean()
+    middle = (f"{np.median(size_pct):.1f} %", f"{off_pct.mean():+.1f} %")
+    return f"{size_pct.mean():.1f} %", *middle, f"{inside:.0%}"
 
 
 def bridge_table(path: Path, times: TimesOf, calibrations: Calibrations) -> str:
@@ -166,11 +176,9 @@ def bridge_table(path: Path, times: TimesOf, calibrations: Calibrations) -> str:
     path: CSV file of the runs.
     """
     observed, refused = bridge_runs(path, times)
-    errors = left_out(observed, rest_of(calibrations), _table_of)
+    errors = left_out(observed, rest_of(calibrations))
     half = np.hypot(op_spreads(observed, errors), calibrations.of_stack(STACK, "").scatter)
-    off = np.expm1(errors)
-    names = np.array(list(map(_table_of, observed)))
-    groups = {name: names == name for name in dict.fromkeys(names.tolist())}
+    groups = _by_table(observed)
     experts = np.array([one.case.job.shape.experts > 0 for one in observed])
     groups |= {"all dense": ~experts, "all with experts": experts}
     measured_s = np.array([one.measured_s for one in observed])
@@ -180,10 +188,8 @@ def bridge_table(path: Path, times: TimesOf, calibrations: Calibrations) -> str:
         if keep.sum() > 1:
             predicted_s = measured_s * np.exp(errors)
             rank = f"{spearmanr(measured_s[keep], predicted_s[keep]).statistic:.2f}"
-        inside = (np.abs(errors) <= half)[keep].mean()
-        line = [name, str(keep.sum()), _mean_error(off[keep])]
-        line += [f"{100 * np.median(np.abs(off[keep])):.1f} %", f"{100 * off[keep].mean():+.1f} %"]
-        rows.append([*line, rank, f"{inside:.0%}"])
+        *figures, inside = _cells(errors[keep], half[keep])
+        rows.append([name, str(keep.sum()), *figures, rank, inside])
     left = "; ".join(f"{count} of {why}" for why, count in sorted(refused.items()))
     note = f"Factors of release {RELEASE}. Not expressible: {left}."
     return f"{table(_HEAD, rows)}\n\n{note}"
@@ -217,24 +223,30 @@ def picks_table(data: Path, times: TimesOf, calibrations: Calibrations) -> str:
     results: list[RowResult] = []
     for name in (DOCUMENTS, *PUBLISHED):
         results += predict_rows(read_documents(data / name), times, calibrations)
-    sweeps: dict[object, dict[Layout, list[RowResult]]] = defaultdict(lambda: defaultdict(list))
+    sweeps: dict[object, dict[Layout, list[Any]]] = defaultdict(lambda: defaultdict(list))
     jobs: dict[object, Case] = {}
     fits = []
     ran_out = []
     for one in results:
         row = one.row
         case = one.case
-        if one.error is not None and case is not None:
-            sweeps[case.job.key][case.layout].append(one)
-        if one.prediction is None:
+        predicted = one.prediction
+        if predicted is None or case is None:
             continue
+        if one.error is not None:
+            sweeps[case.job.key][case.layout].append((predicted.sec_per_it, row.sec_per_it))
         if row.status != "fail" and row.sec_per_it:
-            fits.append(one.prediction.fits)
+            fits.append(predicted.fits)
         if row.status == "oom":
-            ran_out.append(not one.prediction.fits)
-        if case is not None:
-            jobs[case.job.key, case.layout.cp] = case
-    near = [_loss(layouts) <= _NEAR for layouts in sweeps.values() if len(layouts) >= _SWEEP]
+            ran_out.append(not predicted.fits)
+        jobs[case.job.key, case.layout.cp] = case
+    near = []
+    for layouts in sweeps.values():
+        if len(layouts) >= _SWEEP:
+            means_s = np.array([np.mean(runs, axis=0) for runs in layouts.values()])
+            predicted_s, measured_s = means_s.T
+            near.append(measured_s[predicted_s.argmin()] <= (1 + _NEAR) * measured_s.min())
+    searched = 0
     picked: dict[str, list[float]] = defaultdict(list)
     for case in jobs.values():
         job = case.job
@@ -243,44 +255,25 @@ def picks_table(data: Path, times: TimesOf, calibrations: Calibrations) -> str:
         found = search(job, times(job.cluster.device), constants, space).ranked
         if not found:
             continue
+        searched += 1
         best = found[0]
+        if best.layout.zero <= 1:
+            continue
         inside = best.layout.replicas * best.layout.tp <= job.cluster.gpus_per_node
         pick = f"ZeRO-{best.layout.zero} {'in one node' if inside else 'over nodes'}"
         lower = next((p.sec_per_it for p in found if p.layout.zero <= 1), nan)
         gain = 100 * (lower / best.sec_per_it - 1)
-        picked[pick if best.layout.zero > 1 else "other"].append(gain)
+        picked[pick].append(gain)
     checks = {
         f"the fastest of {_SWEEP} or more layouts that ran, within 5 %": near,
         "runs out of memory, predicted to be": ran_out,
         "runs that fit, predicted to": fits,
     }
     rows = [[check, str(len(right)), str(sum(right))] for check, right in checks.items()]
-    searched = str(sum(map(len, picked.values())))
-    picked.pop("other", None)
     for name, gains in sorted(picked.items()):
         words = f"gain over ZeRO-0 and 1 {np.nanmin(gains):.1f} to {np.nanmax(gains):.1f} %"
-        rows.append([f"searches that pick {name}; {words}", searched, str(len(gains))])
+        rows.append([f"searches that pick {name}; {words}", str(searched), str(len(gains))])
     return table(["check", "of", "found"], rows)
-
-
-def _loss(layouts: dict[Layout, list[RowResult]]) -> float:
-    """Returns the loss of time from trusting the predictions of one job's layouts, as a share.
-
-    This is how much slower the layout with the shortest predicted time ran than the fastest one.
-
-    layouts: results of each layout that ran.
-    """
-    shortest = inf
-    picked_s = nan
-    measured = []
-    for runs in layouts.values():
-        measured.append(float(np.mean([one.row.sec_per_it or 0 for one in runs])))
-        prediction = runs[0].prediction
-        predicted = prediction.sec_per_it if prediction else inf
-        if len(measured) == 1 or predicted < shortest:
-            shortest = predicted
-            picked_s = measured[-1]
-    return picked_s / min(measured) - 1
 
 
 def main(data: Path, docs: Path) -> None:

@@ -40,10 +40,7 @@ _MODELS = {
     "Qwen3_30B_a3B": "qwen3-30b-a3b", "Qwen3_235B_a22B": "qwen3-235b-a22b",
     "GPT OSS 120B": "gpt-oss-120b", "DeepSeekV3": "deepseek-v3", "Kimi_K2": "kimi-k2",
 }  # fmt: skip
-_NOT_EXPRESSIBLE = {
-    "Nemotron_3_Nano": "state-space layers",
-    "Nemotron_3_Super": "state-space layers",
-}
+_STATE_SPACE = ("Nemotron_3_Nano", "Nemotron_3_Super")
 _RECIPES = {"BF16": "", "FP8": "tensorwise", "MXFP8": "mxfp8", "NVFP4": "nvfp4"}
 _SHAPE = (
     "hidden", "heads", "kv_heads", "head_dim", "layers", "ffn", "gated", "vocab", "tied", "experts",
@@ -59,7 +56,7 @@ def row_of(row: CsvRow) -> TableRow:
     """
     model = row.text("model")
     if model not in _MODELS:
-        layers = _NOT_EXPRESSIBLE.get(model, "unknown layers")
+        layers = "state-space layers" if model in _STATE_SPACE else "unknown layers"
         raise InputError(model, layers, "attention with an MLP or experts")
     known = preset(_MODELS[model])
     shape = {name: getattr(known, name) for name in _SHAPE}
@@ -173,17 +170,17 @@ class Published:
 #: LLAMA31_405B_PRETRAIN_CONFIG_H100_BF16_V2.
 PUBLISHED_LAYOUTS = (
     Published(
-        "deepseek-v3", _GPUS["DGX-H100"], 1024, 8192, "tensorwise", Layout(64, 2, 8, 1, 4, ep=64)
+        "deepseek-v3", "h100-sxm5-80gb", 1024, 8192, "tensorwise", Layout(64, 2, 8, 1, 4, ep=64)
     ),
-    Published("deepseek-v3", _GPUS["DGX-GB200"], 256, 4096, "mxfp8", Layout(64, 1, 4, 1, 4, ep=64)),
+    Published("deepseek-v3", "gb200-186gb", 256, 4096, "mxfp8", Layout(64, 1, 4, 1, 4, ep=64)),
     Published(
-        "qwen3-30b-a3b", _GPUS["DGX-H100"], 64, 4096, "tensorwise", Layout(64, 1, 1, 1, ep=16)
+        "qwen3-30b-a3b", "h100-sxm5-80gb", 64, 4096, "tensorwise", Layout(64, 1, 1, 1, ep=16)
     ),
     Published(
-        "qwen3-30b-a3b", _GPUS["DGX-H100"], 16, 1024, "tensorwise", Layout(16, 1, 1, 1, ep=16)
+        "qwen3-30b-a3b", "h100-sxm5-80gb", 16, 1024, "tensorwise", Layout(16, 1, 1, 1, ep=16)
     ),
-    Published("llama-3.1-405b", _GPUS["DGX-H100"], 1024, 1536, "", Layout(8, 8, 8, 1, 8, cp=2)),
+    Published("llama-3.1-405b", "h100-sxm5-80gb", 1024, 1536, "", Layout(8, 8, 8, 1, 8, cp=2)),
     Published(
-        "llama-3.1-405b", _GPUS["DGX-H100"], 1024, 1536, "tensorwise", Layout(8, 8, 8, 1, 8, cp=2)
+        "llama-3.1-405b", "h100-sxm5-80gb", 1024, 1536, "tensorwise", Layout(8, 8, 8, 1, 8, cp=2)
     ),
 )

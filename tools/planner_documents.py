@@ -40,12 +40,9 @@ def _stated(row: TableRow, context: dict[str, Any]) -> TableRow:
                 filled[name] = found["value"]
     if "cluster" in context:
         filled["cluster"] = context["cluster"]["value"]
-    for correction in context.get("correction", ()):
-        if row.line == correction["line"]:
-            filled[correction["cell"]] = correction["value"]
-    for one in context.get("uncounted", ()):
+    for one in (*context.get("correction", ()), *context.get("uncounted", ())):
         if row.line == one["line"]:
-            filled[one["cell"]] = None
+            filled[one["cell"]] = one.get("value")
     found = replace(row, **filled)
     if found.heads is None and str(found.hidden) in context.get("heads", {}):
         return replace(found, heads=context["heads"][str(found.hidden)]["value"])

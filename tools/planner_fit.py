@@ -12,14 +12,14 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 import quantbench.planner
 from quantbench.importers.runs import digest
@@ -35,15 +35,13 @@ from quantbench.planner.calibration import (
     shipped,
 )
 from quantbench.planner.constraints import is_possible
-from quantbench.planner.fitting import Observed, log_errors, observe, scatter_beyond
+from quantbench.planner.fitting import FloatArray, Observed, log_errors, observe, scatter_beyond
 from quantbench.planner.memory import memory
 from quantbench.planner.row_results import predict_rows
 from quantbench.planner.rows import Case, TableRow, case_of
 from tools.planner_bridge import RELEASE, STACK, bridge_runs
 from tools.planner_documents import document_of, read_documents
 from tools.planner_pooling import Pooled, fit_pooled
-
-FloatArray = npt.NDArray[np.float64]
 
 #: files of published runs in the data folder: BigScience's, those of other sites, Megatron-Bridge's
 DOCUMENTS = "bloom_tables.csv"
@@ -54,6 +52,10 @@ SITE_FACTORS = {
     "layer_overhead_ms": (0.0, 50.0),
     "data_parallel_share": (0.01, 1.0),
 }
+#: Memory constants of all sites but the documents'. They are estimates, because no table of other
+#: sites states its memory. CUDA's context, NCCL's buffers and cuBLAS's workspaces take 2 to 4 GiB.
+#: Allocators keep 5 to 20 % more than the activations need.
+MEMORY_OF_OTHERS = {"base_gib": 3.0, "activation_slack": 0.1, "memory_scatter": 0.12}
 _MEMORY_RANGES = {name: RANGES[name] for name in ("base_gib", "activation_slack")}
 # Repeated runs of one layout differ by this share, as rows of the documents that were run twice
 # show.
@@ -110,11 +112,14 @@ def documents(path: Path) -> list[tuple[TableRow, Case]]:
 
 
 def left_out(
-    observed: Sequence[Observed], rest: dict[str, float], key: Callable[[Observed], str]
+    observed: Sequence[Observed],
+    rest: dict[str, float],
+    key: Callable[[Observed], str] = attrgetter("table"),
 ) -> FloatArray:
     """Returns ln(predicted / measured) of each run, (observed,), from factors fitted without it.
 
-    key: function from a run to its group. A group's runs are left out of the fit together.
+    key: function from a run to its group, by default its table. The runs of a group are left out of
+        the fit together.
     """
     errors = np.empty(len(observed))
     keys = list(map(key, observed))
@@ -135,8 +140,8 @@ def fit_stacks(observed: Sequence[Observed], rest: dict[str, float]) -> Pooled:
     """
     pooled = fit_pooled(observed, rest)
     outside = [one for one in observed if one.table != SITE]
-    by_table = left_out(observed, rest, lambda one: one.table)
-    by_stack = left_out(observed, rest, lambda one: one.case.job.stack)
+    by_table = left_out(observed, rest)
+    by_stack = left_out(observed, rest, attrgetter("case.job.stack"))
     known = scatter_beyond(outside, by_table[: len(outside)])
     unknown = scatter_beyond(outside, by_stack[: len(outside)])
     return replace(pooled, scatter=known, unknown_scatter=max(known, unknown))
@@ -151,13 +156,8 @@ def fit_bridge(path: Path, times: TimesOf, rest: dict[str, float]) -> Pooled:
     rest: constants that do not differ between stacks, by name.
     """
     observed, _ = bridge_runs(path, times)
-    scatter = scatter_beyond(observed, left_out(observed, rest, lambda one: one.table))
-    provenance = {
-        "release": RELEASE,
-        "tables": sorted({one.table for one in observed}),
-        "runs": len(observed),
-        "files": dict(_digests([path])),
-    }
+    scatter = scatter_beyond(observed, left_out(observed, rest))
+    provenance = {"release": RELEASE, **_origin(observed, [path])}
     return replace(
         fit_pooled(observed, rest), scatter=scatter, unknown_scatter=scatter, provenance=provenance
     )
@@ -182,16 +182,11 @@ def fit_site(
         return log_errors(observed, found)
 
     found = _least(errors, _START, SITE_FACTORS)
-    stated = []
-    stated_gb = []
-    for row, case in cases:
-        if row.mem_gb:
-            stated.append(case)
-            stated_gb.append(row.mem_gb)
+    stated = [(case, row.mem_gb) for row, case in cases if row.mem_gb]
 
     def memory_errors(found: Calibration) -> FloatArray:
-        predicted = [memory(case.job, case.layout, found).total_gib for case in stated]
-        return np.asarray(np.log(predicted) - np.log(stated_gb))
+        predicted = [memory(case.job, case.layout, found).total_gib for case, _ in stated]
+        return np.asarray(np.log(predicted) - np.log([gb for _, gb in stated]))
 
     found = _least(memory_errors, found, _MEMORY_RANGES)
     scatter = float(np.quantile(np.abs(log_errors(observed, found)), 0.9))
@@ -239,17 +234,11 @@ def fit(data: Path, start: Calibrations, times: TimesOf) -> Calibrations:
     cases = documents(data / DOCUMENTS)
     own = observe([(case, row.sec_per_it or 0.0, SITE) for row, case in cases], times)
     site = fit_site(cases, own, times, data)
-    rest = memory_of_others()
+    rest = MEMORY_OF_OTHERS
     observed = [*published(data, times, start), *own]
-    pooled = replace(
-        fit_stacks(observed, rest),
-        provenance={
-            "script": f"python -m tools.planner_fit {data}",
-            "tables": sorted({one.table for one in observed}),
-            "runs": len(observed),
-            "files": dict(_digests(data / name for name in (DOCUMENTS, *PUBLISHED))),
-        },
-    )
+    origin = _origin(observed, [data / name for name in (DOCUMENTS, *PUBLISHED)])
+    provenance = {"script": f"python -m tools.planner_fit {data}", **origin}
+    pooled = replace(fit_stacks(observed, rest), provenance=provenance)
     rule = f"as at {SITE}: the same centre and software, nothing fitted to its own rows"
     kin = replace(site, scatter=pooled.unknown_scatter, provenance={"rule": rule})
     bridge = fit_bridge(data / BRIDGE, times, rest)
@@ -263,22 +252,16 @@ def fit(data: Path, start: Calibrations, times: TimesOf) -> Calibrations:
 
 def rest_of(constants: Calibrations) -> dict[str, float]:
     """Returns the constants that do not differ between stacks."""
-    names = ("base_gib", "activation_slack", "memory_scatter")
-    return {name: getattr(constants.of_stack("", ""), name) for name in names}
+    return {name: getattr(constants.of_stack("", ""), name) for name in MEMORY_OF_OTHERS}
 
 
-def memory_of_others() -> dict[str, float]:
-    """Returns the memory constants of all sites but the documents', by name.
-
-    They are estimates, because no table of other sites states its memory. CUDA's context, NCCL's
-    buffers and cuBLAS's workspaces take 2 to 4 GiB. Allocators keep 5 to 20 % more than the
-    activations need.
-    """
-    return {"base_gib": 3.0, "activation_slack": 0.1, "memory_scatter": 0.12}
-
-
-def _digests(paths: Iterable[Path]) -> Iterable[tuple[str, str]]:
-    return ((path.name, digest(path)) for path in paths)
+def _origin(observed: Sequence[Observed], paths: Sequence[Path]) -> dict[str, Any]:
+    """Returns the provenance of runs: their tables, their number, and the digests of files."""
+    return {
+        "tables": sorted({one.table for one in observed}),
+        "runs": len(observed),
+        "files": {path.name: digest(path) for path in paths},
+    }
 
 
 def write(found: dict[str, Any]) -> Path:

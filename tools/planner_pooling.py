@@ -58,10 +58,7 @@ class Pooled:
 
     def of(self, stack: str, architecture: str) -> Calibration:
         """Returns the factors of a stack ("": unknown) on a GPU architecture ("": unknown)."""
-        values: dict[str, Any] = dict(self.rest)
-        for factor in PRIORS:
-            terms = _terms(factor, stack, architecture)
-            values[factor] = _composed(factor, self.effects, terms, stack)
+        values = {**self.rest, **_factors(self.effects, stack, architecture)}
         seen = stack != "" and any(stack == known for known, _ in self.groups)
         return Calibration(**values, scatter=self.scatter if seen else self.unknown_scatter)
 
@@ -98,11 +95,8 @@ def fit_pooled(observed: Sequence[Observed], rest: Mapping[str, float]) -> Poole
 
     def constants(effects: dict[Term, float], group: tuple[str, str, str]) -> Calibration:
         stack, gpu, table = group
-        values = {}
-        for factor in PRIORS:
-            terms = (*_terms(factor, stack, gpu), Term(factor, f"site {table}"))
-            values[factor] = _composed(factor, effects, terms, stack)
-        return replace(start, **values)  # type: ignore[arg-type]
+        factors = _factors(effects, stack, gpu, f"site {table}")
+        return replace(start, **factors)  # type: ignore[arg-type]
 
     effects, _ = solve(observed, spreads, constants)
     kept = {t: v for t, v in effects.items() if t.factor != TIME and not t.key.startswith("site ")}
@@ -114,20 +108,22 @@ def _kernels_of(stack: str) -> str:
     return STACKS[stack].kernels if stack in STACKS else "eager"
 
 
-def _terms(factor: str, stack: str, architecture: str) -> tuple[Term, ...]:
-    """Returns the terms whose effects make up a factor."""
-    keys = ("", _kernels_of(stack), stack, architecture, f"{stack}@{architecture}")
-    return tuple(Term(factor, key) for key in dict.fromkeys(keys))
+def _factors(
+    effects: Mapping[Term, float], stack: str, architecture: str, *more_keys: str
+) -> dict[str, float]:
+    """Returns the factors of a stack on a GPU architecture, by name.
 
+    A factor is its prior mean times exp(sum of the effects on it). It is clipped to the range that
+    the planner allows.
 
-def _composed(
-    factor: str, effects: Mapping[Term, float], terms: Iterable[Term], stack: str
-) -> float:
-    """Returns the value of a factor: its prior mean times exp(sum of the terms' effects).
-
-    The value is clipped to the range that the planner allows for the factor.
+    more_keys: keys of further effects.
     """
-    mean = _MEANS.get(factor, _ELEMENTWISE_MEANS[_kernels_of(stack)])
-    low, high = RANGES[factor]
-    total = sum(effects.get(term, 0.0) for term in terms)
-    return min(max(mean * math.exp(total), low), high)
+    kernels = _kernels_of(stack)
+    keys = ("", kernels, stack, architecture, f"{stack}@{architecture}", *more_keys)
+    found = {}
+    for factor in PRIORS:
+        mean = _MEANS.get(factor, _ELEMENTWISE_MEANS[kernels])
+        low, high = RANGES[factor]
+        total = sum(effects.get(Term(factor, key), 0.0) for key in dict.fromkeys(keys))
+        found[factor] = min(max(mean * math.exp(total), low), high)
+    return found

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from math import inf
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec
@@ -28,6 +28,7 @@ from quantbench.providers import kernel_names
 from quantbench.providers.identity import KernelEvent, launch_of
 from quantbench.store.record import Place
 from quantbench.workload import Gemm, Softmax
+from tools.accuracy.scoring import IntArray
 from tools.accuracy.tables import GemmTable, WorkTable
 
 #: folder of the published files
@@ -46,16 +47,16 @@ def read_neusight(rows: Iterable[Cells], spec: DeviceSpec) -> Iterator[Row]:
     for row in rows:
         op = row["op"]
         work: Gemm | Softmax
+        sizes = ["m", "n", "k", "batch"]
         if op == "softmax":
             work = Softmax(1, row["rows"], row["cols"], dtype="fp32", mask="none")
-            place = _place(work, op, "batch", "rows", "cols")
+            sizes = ["batch", "rows", "cols"]
         elif op == "linear":
             work = Gemm(row["batch"] * row["m"], row["n"], row["k"], dtype="fp32", layout="nt")
-            place = _place(work, op, "m", "n", "k", "batch")
         else:
             work = Gemm(row["m"], row["n"], row["k"], batch=row["batch"], dtype="fp32")
-            place = _place(work, op, "m", "n", "k", "batch")
         launch = _neusight_launch(row, work, spec)
+        place = _place(work, op, *sizes)
         yield Row(work, row["latency_ms"] * 1e3, "torch", place, launch=launch)
 
 
@@ -239,24 +240,27 @@ PUBLISHED = {
 SOFTMAX_GPUS = tuple(gpu for (gpu, _), table in PUBLISHED.items() if table is NEUSIGHT)
 
 
+_KEYS = ("m", "n", "k", "batch", "layout")
+
+
 def read_published(gpu: str, dtype: str) -> GemmTable:
     """Reads the published GEMMs of a GPU and dtype in PUBLISHED, sorted by size.
 
     A shape measured repeatedly in one layout has its shortest time.
     """
     table = PUBLISHED[gpu, dtype]
-    best: dict[tuple[int, int, int, int, str], float] = {}
+    best: dict[tuple[Any, ...], float] = {}
     for row in table.rows(gpu).rows:
         work = row.workload
         if not isinstance(work, Gemm) or work.dtype != dtype:
             continue
         if row.has_time and row.latency_us > table.least_us:
-            key = (work.m, work.n, work.k, work.batch, work.layout)
+            key = attrgetter(*_KEYS)(work)
             best[key] = min(row.latency_us, best.get(key, inf))
-    keys = sorted(best)
+    keys, times_us = zip(*sorted(best.items()), strict=True)
     columns = map(np.array, zip(*keys, strict=True))
-    sizes = dict(zip(("m", "n", "k", "batch", "layout"), columns, strict=True))
-    latency_us = np.array([best[key] for key in keys])
+    sizes = dict(zip(_KEYS, columns, strict=True))
+    latency_us = np.array(times_us)
     library = default_library(gpu, dtype)
     return GemmTable(gpu, dtype, sizes, latency_us, library, table.provenance(gpu))
 
@@ -266,7 +270,7 @@ class SoftmaxTable(WorkTable):
     """Measured times of PyTorch's fp32 softmax on one GPU."""
 
     @property
-    def groups(self) -> npt.NDArray[np.int64]:
+    def groups(self) -> IntArray:
         """Index of each row's group, (rows,). Every row is a group of its own."""
         return np.arange(len(self))
 
@@ -285,8 +289,8 @@ class SoftmaxTable(WorkTable):
 
 def read_softmax(gpu: str) -> SoftmaxTable:
     """Reads the times of PyTorch's fp32 softmax on a GPU in SOFTMAX_GPUS."""
-    rows = [row for row in NEUSIGHT.rows(gpu).rows if isinstance(row.workload, Softmax)]
-    timed = [row for row in rows if row.has_time]
+    rows = NEUSIGHT.rows(gpu).rows
+    timed = [row for row in rows if isinstance(row.workload, Softmax) and row.has_time]
     works = [row.workload for row in timed]
     times_us = np.array([row.latency_us for row in timed])
     return SoftmaxTable(gpu, "torch", works, times_us, NEUSIGHT.provenance(gpu))

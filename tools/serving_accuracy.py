@@ -3,16 +3,17 @@ predicts from tables exported by quantbench.
 
 An exported table is filled by models fitted to 200 rows of the package's table, with priors that
 know no other table of the GPU's generation. The measured times come from the package too
-(silicon_sample.csv, mode agg).
+(silicon_sample.csv, mode agg). Run it as `python -m tools.serving_accuracy serving WORK.jsonl
+docs/exporting.md`, where WORK.jsonl keeps finished results.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import logging
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from math import nan
 from operator import attrgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -35,6 +36,7 @@ from quantbench.profile.models import Models
 from quantbench.profile.schema import Provenance
 from quantbench.profile.table import LAYOUTS, Table
 from quantbench.workload.huggingface import describe
+from tools.accuracy.formats import append_entry, entries
 from tools.guide.markers import table as markdown
 from tools.guide.markers import write_between
 
@@ -54,13 +56,14 @@ _DENSE_SYSTEMS = ("h100_sxm", "h200_sxm", "b200_sxm")
 _EXPERTS = {(system, "vllm"): "0.19.0" for system in ("b200_sxm", "h200_sxm")}
 #: share of the attention rows that are drawn from decoding. The time per token depends on it most.
 _DECODING = 0.7
-#: The package's own tables, and the seeds that draw the rows of exported tables. Models with
-#: experts take long, so they have one seed.
-_TABLES = ("own", "0", "1")
-_TABLES_OF_EXPERTS = ("own", "0")
+#: section of the page → the package's own tables, and the seeds that draw the rows of exported
+#: tables. Models with experts take long, so they have one seed.
+_SECTIONS = {"serving": ("own", "0", "1"), "experts": ("own", "0")}
 #: number of rows that are drawn from each table
 _ROWS = 200
 
+#: predicted over measured times by (system, backend, seed)
+Ratios = dict[tuple[str, ...], list[float]]
 Row = Any  # named tuple with one row of the sample
 
 
@@ -114,8 +117,8 @@ def tpot_ms(row: Row, database: Any, attention: str | None) -> float:
 
 def few_rows(
     kind: str, system: str, library: str, seed: int, count: int, of: str = ""
-) -> dict[str, list[Any]]:
-    """Returns at most `count` random rows of a table for each dtype.
+) -> list[Any]:
+    """Returns at most `count` random rows of each dtype of a table.
 
     kind: kind of table, such as gemm or moe.
     of: provider of all rows; "" for the provider with the most rows of each dtype.
@@ -126,12 +129,12 @@ def few_rows(
     for row in aiconfigurator.read_rows(tables[0]).rows:
         if of in ("", row.provider):
             by_dtype[row.workload.dtype].append(row)
-    found = {}
-    for dtype, rows in by_dtype.items():
+    found = []
+    for rows in by_dtype.values():
         provider = Counter(row.provider for row in rows).most_common(1)[0][0]
         alike = list({row.workload: row for row in rows if row.provider == provider}.values())
         order = np.random.default_rng(seed).permutation(len(alike))
-        found[dtype] = [alike[i] for i in order[:count]]
+        found += [alike[i] for i in order[:count]]
     return found
 
 
@@ -159,14 +162,12 @@ def profile_of(system: str, library: str, seed: int, *, experts: bool) -> Profil
     """
     decoding = int(_DECODING * _ROWS)
     counts = {"context_attention": _ROWS - decoding, "generation_attention": decoding}
-    rows: list[Any] = []
-    for of_dtype in few_rows("gemm", system, library, seed, _ROWS).values():
-        rows += of_dtype
+    rows = few_rows("gemm", system, library, seed, _ROWS)
     for kind, count in counts.items():
-        rows += few_rows(kind, system, library, seed, count)["bf16"]
+        drawn = few_rows(kind, system, library, seed, count)
+        rows += [row for row in drawn if row.workload.dtype == "bf16"]
     for provider in ("", FEW_TOKENS) if experts else ():
-        for of_dtype in few_rows("moe", system, library, seed, _ROWS, provider).values():
-            rows += of_dtype
+        rows += few_rows("moe", system, library, seed, _ROWS, provider)
     return profile_with(rows, system, library, seed)
 
 
@@ -197,8 +198,9 @@ def profile_with(rows: Sequence[Any], system: str, library: str, seed: int) -> P
                 )
             )
     works, us = _columns(of_kind["attention"])
-    written = [work.causal for work in works]
-    attention = AttentionModel.fit(device, works, us, cache_write=written, **known)
+    attention = AttentionModel.fit(
+        device, works, us, cache_write=[work.causal for work in works], **known
+    )
     tables = {kind: table_of(kind, alike) for kind, alike in of_kind.items()}
     shipped = Models(tuple(products), attention=attention)
     profile = Profile(device, {}, Provenance("tools"), tables, shipped)
@@ -218,16 +220,15 @@ def predictions(rows: Sequence[Row], system: str, root: Path | None) -> list[flo
     database = perf_database.get_database(system, backend, TABLES[system][backend], **where)
     found = []
     for row in rows:
-        ratio = float("nan")
         for attention in (None, "bfloat16"):  # FP8 is not in every table
             try:
-                ratio = tpot_ms(row, database, attention) / row.silicon_tpot_ms
+                found.append(tpot_ms(row, database, attention) / row.silicon_tpot_ms)
                 break
             except Exception as error:  # noqa: BLE001 - no data, no such model, a bad degree
                 reason = f"{row.model_path} {backend}: {type(error).__name__} {str(error)[:150]}"
-        if np.isnan(ratio):
+        else:
+            found.append(nan)
             reasons[reason] += 1
-        found.append(ratio)
     return found
 
 
@@ -259,69 +260,56 @@ def exported(rows: Sequence[Row], system: str, seed: str, *, experts: bool) -> l
         return predictions(rows, system, Path(folder))
 
 
-def judge(work: Path, tables: Sequence[str], *, experts: bool) -> None:
+def judge(work: Path, tables: Sequence[str], *, experts: bool) -> Ratios:
     """Appends predicted over measured times to the JSON lines in `work`, unless they are there.
 
-    Each line has the ratios of one engine, predicted from the package's own tables or from tables
-    exported with one seed.
+    Returns all ratios. Each line has those of one engine, predicted from the package's own tables
+    or from tables exported with one seed.
     """
-    done = {(entry["system"], entry["backend"], entry["seed"]) for entry in entries(work)}
+    done = {tuple(entry["key"]): entry["ratios"] for entry in entries(work)}
     for (system, backend), rows in sample(experts=experts).items():
         for seed in tables:
-            if (system, backend, seed) in done:
-                continue
-            ratios = exported(rows, system, seed, experts=experts)
-            entry = {"system": system, "backend": backend, "seed": seed, "ratios": ratios}
-            with work.open("a", encoding="utf-8") as stream:
-                stream.write(json.dumps(entry) + "\n")
+            key = (system, backend, seed)
+            if key not in done:
+                done[key] = exported(rows, system, seed, experts=experts)
+                append_entry(work, {"key": key, "ratios": done[key]})
+    return done
 
 
-def entries(work: Path) -> list[dict[str, Any]]:
-    text = work.read_text(encoding="utf-8") if work.exists() else ""
-    return list(map(json.loads, text.splitlines()))
-
-
-def lines(work: Path, tables: Sequence[str]) -> Iterator[list[str]]:
+def lines(done: Ratios, tables: Sequence[str]) -> Iterator[list[str]]:
     """Yields the lines of the page's table: for each engine, each backend and all together, the
     number of predicted rows and the errors with each table.
 
     The errors are over the rows that are predicted with every table.
     """
-    by_engine: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(dict)
-    for entry in entries(work):
-        by_engine[entry["system"], entry["backend"]][entry["seed"]] = entry["ratios"]
-    found: dict[str, list[list[list[float]]]] = defaultdict(list)
-    for (system, backend), by_seed in sorted(by_engine.items()):
-        if set(tables) <= set(by_seed):
-            for name in ("all", backend, f"{system} {backend}"):
-                found[name].append([by_seed[seed] for seed in tables])
+    found: dict[str, list[Any]] = defaultdict(list)
+    for system, backend in sorted({key[:2] for key in done}):
+        ratios = [done[system, backend, seed] for seed in tables]
+        for name in ("all", backend, f"{system} {backend}"):
+            found[name].append(ratios)
     for name, ratios in sorted(found.items()):
         errors = 100 * np.abs(np.concatenate(ratios, axis=1) - 1)
         both = errors[:, ~np.isnan(errors).any(axis=0)]
         if not both.size:
             continue
         cells = [f"{np.median(one):.1f} / {np.percentile(one, 95):.1f}" for one in both]
-        yield [name, *(f"{count}" for count in (~np.isnan(errors)).sum(axis=1)), *cells]
+        yield [name, *map(str, (~np.isnan(errors)).sum(axis=1)), *cells]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("work", type=Path, help="file of the results so far, JSON lines")
-    parser.add_argument("--experts", action="store_true", help="models with experts")
-    parser.add_argument("--page", type=Path, help="page whose table is replaced")
-    options = parser.parse_args()
+def main(section: str, work: Path, page: Path) -> None:
+    """Writes the table of a section into a page, and prints why rows have no prediction.
+
+    section: serving (dense models) or experts.
+    work: file of the results so far, JSON lines.
+    """
     logging.disable(logging.CRITICAL)
-    tables = _TABLES_OF_EXPERTS if options.experts else _TABLES
-    judge(options.work, tables, experts=options.experts)
+    tables = _SECTIONS[section]
+    found = judge(work, tables, experts=section == "experts")
     names = ["own", *(f"seed {seed}" for seed in tables[1:])]
     head = ["engine", *(f"rows, {name}" for name in names), *names]
-    page = markdown(head, lines(options.work, tables))
-    print(page)
-    if options.page:
-        write_between(options.page, "experts" if options.experts else "serving", page)
-    for reason, count in reasons.most_common():
-        print(count, reason)
+    write_between(page, section, markdown(head, lines(found, tables)))
+    print(*reasons.most_common(), sep="\n")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1], *map(Path, sys.argv[2:]))

@@ -83,8 +83,8 @@ def shelf_profile(slug: str, runs: list[Run], source: Source) -> Profile:
     device = lookup(slug)
     checks = [check_run(run) for run in runs]
     cliffs, num_cliffs = cliffs_of(checks, keep=_MOST_CLIFFS)
-    note = f"models and findings only: the measured rows stay in {source.words}"
-    note += " and are not redistributed"
+    stay = f"the measured rows stay in {source.words} and are not redistributed"
+    note = f"models and findings only: {stay}"
     if source.again:
         note += f"; {source.again} makes runs of them"
     attention = AttentionModel.best(device) if device.peak("fp16") else None

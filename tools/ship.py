@@ -1,4 +1,5 @@
-"""Fits the latency models that the package ships to public tables: `python -m tools.ship KIND`.
+"""Fits the latency models that the package ships to public tables: `python -m tools.ship KIND
+[NAME…]`.
 
 Each model is judged on rows that its fit has not seen, and its file in quantbench/latency/models
 states the errors found. Needs the extra `tables` and the files of `tools.published_tables`.
@@ -6,8 +7,8 @@ states the errors found. Needs the extra `tables` and the files of `tools.publis
 
 from __future__ import annotations
 
-import argparse
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, product
@@ -125,9 +126,18 @@ def _read_gemm(name: str) -> list[GemmTable]:
     return [read_packaged(gpu, dtype=dtype)]
 
 
+def _is_large(table: GemmTable) -> bool:
+    return len(table) >= 2 * TABLE_ROWS
+
+
+def _split_gemm(table: GemmTable) -> Split:
+    rows = TABLE_ROWS if _is_large(table) else 2 * len(table) // 3
+    return random_split(len(table), rows, seed=0)
+
+
 def _fit_gemm(table: GemmTable) -> GemmModel:
-    if len(table) >= 2 * TABLE_ROWS:
-        table = table.take(random_split(len(table), TABLE_ROWS, seed=0).train)
+    if _is_large(table):
+        table = table.take(_split_gemm(table).train)
     return table.fit("none", effort=TABLE_EFFORT)
 
 
@@ -137,12 +147,8 @@ def _hold_out_gemm(model: GemmModel, table: GemmTable, _: Any) -> Found:
     A small table is fitted as a whole, so that its model is judged by another fit, to two thirds of
     the rows.
     """
-    if len(table) >= 2 * TABLE_ROWS:
-        split = random_split(len(table), TABLE_ROWS, seed=0)
-        judged = model
-    else:
-        split = random_split(len(table), 2 * len(table) // 3, seed=0)
-        judged = table.take(split.train).fit("none", effort=TABLE_EFFORT)
+    split = _split_gemm(table)
+    judged = model if _is_large(table) else _fit_gemm(table.take(split.train))
     errors = _errors(judged, table.take(split.test[:_MOST_HELD_OUT]), 4)
     words = f"random rows, {errors.pop('rows')} not fitted"
     covered = errors.pop("coverage")
@@ -166,10 +172,6 @@ POOLED = (
     *(f"{slug}:fp8" for slug in SHIPPED_GPUS if slug != "a100-sxm4-80gb"),
     *map(":".join, PUBLISHED),
 )
-
-
-def _read_pool(_: str) -> list[GemmTable]:
-    return list(chain.from_iterable(map(_read_gemm, POOLED)))
 
 
 def _fit_pool(table: GemmTable) -> MeasuredGpu:
@@ -221,9 +223,9 @@ def _read_attention(_: str) -> list[_Parts]:
     for gpu in SHIPPED_GPUS:
         prompts = read_attention(gpu)
         decoding = read_decode(gpu)
-        split = of_groups(prompts, _PROMPT_ROWS, 0)
-        decode_split = new_sites_and_batches(decoding, _DECODE_ROWS, 0)
-        found.append(((prompts, split), (decoding, decode_split)))
+        of_prompts = (prompts, of_groups(prompts, _PROMPT_ROWS, 0))
+        of_decoding = (decoding, new_sites_and_batches(decoding, _DECODE_ROWS, 0))
+        found.append((of_prompts, of_decoding))
     return found
 
 
@@ -258,10 +260,12 @@ def _write_attention(told: Told) -> None:
         provenance = found or {"transfer": {"log_low": 0.0, "log_high": 0.0}}
         note = model.note
         if found:
-            median_pct = found["held_out"]["median_pct"]
-            note += f", {median_pct:.1f} % off (median) on held-out heads and head_dims"
+            prompts_pct = found["held_out"]["median_pct"]
             decode_pct = found["held_out_decode"]["median_pct"]
-            note += f", decoding {decode_pct:.1f} % on held-out heads and batches"
+            note += (
+                f", {prompts_pct:.1f} % off (median) on held-out heads and head_dims"
+                f", decoding {decode_pct:.1f} % on held-out heads and batches"
+            )
         data = replace(model, note=note, provenance=provenance).to_json()
         _write_json(f"attention-{model.device.name}.json", data, separators=(",", ":"))
     attention.shipped_slugs.cache_clear()
@@ -318,10 +322,6 @@ def _write_moe(told: Told) -> None:
 # --- softmax: a model is fitted to all rows, and judged by another fit to half of them
 
 
-def _read_softmax(_: str) -> list[SoftmaxTable]:
-    return list(map(read_softmax, SOFTMAX_GPUS))
-
-
 def _hold_out_softmax(_: SoftmaxModel, table: SoftmaxTable, __: Any) -> Found:
     split = random_split(len(table), len(table) // 2, seed=0)
     errors = _errors(table.take(split.train).fit(), table.take(split.test), 3)
@@ -338,25 +338,31 @@ def _write_softmax(told: Told) -> None:
 
 KINDS = {
     "gemm": Kind(_read_gemm, _fit_gemm, _hold_out_gemm, _write_gemm, _gemm_names()),
-    "pool": Kind(_read_pool, _fit_pool, _hold_out_pool, _write_pool),
+    "pool": Kind(
+        lambda _: [*chain.from_iterable(map(_read_gemm, POOLED))],
+        _fit_pool,
+        _hold_out_pool,
+        _write_pool,
+    ),
     "attention": Kind(_read_attention, _fit_attention, _hold_out_attention, _write_attention),
     "moe": Kind(_read_moe, _fit_moe, _hold_out_moe, _write_moe),
-    "softmax": Kind(_read_softmax, SoftmaxTable.fit, _hold_out_softmax, _write_softmax),
+    "softmax": Kind(
+        lambda _: [*map(read_softmax, SOFTMAX_GPUS)],
+        SoftmaxTable.fit,
+        _hold_out_softmax,
+        _write_softmax,
+    ),
 }
 
 
-def main() -> None:
-    """Ships the kind and names on the command line. A name of gemm takes half a minute on one idle
-    core.
+def main(kind: str, *names: str) -> None:
+    """Ships the models of some names, or of all.
+
+    A name of gemm is <device>:<dtype>, and takes half a minute on one idle core.
     """
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("kind", choices=KINDS)
-    parser.add_argument("name", nargs="*", help="of gemm: <device>:<dtype>; default: all")
-    asked = parser.parse_args()
-    kind = KINDS[asked.kind]
-    for name in asked.name or kind.names:
-        ship(kind, name)
+    for name in names or KINDS[kind].names:
+        ship(KINDS[kind], name)
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

@@ -47,7 +47,7 @@ def fixed(name: str, factor: float, train_rows: int | None = 20) -> Contestant:
 
     def answer(train: GemmTable, test: GemmTable, seed: int) -> Answer:
         measured = test.latency_us
-        return Answer(measured * factor, measured * 0.9, measured * 1.1, fit_s=1.0, predict_s=0.5)
+        return Answer(measured * factor, (measured * 0.9, measured * 1.1), fit_s=1.0, predict_s=0.5)
 
     return Contestant(name, train_rows, answer)
 

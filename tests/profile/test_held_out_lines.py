@@ -11,24 +11,21 @@ from test_blindspots import stair_rows
 
 from quantbench.errors import InputError
 from quantbench.profile.linear_interpolation import interpolated_us
-from tools.accuracy.aiconfigurator_engine import engine, engine_missing
+from tools.accuracy.aiconfigurator_engine import engine
 from tools.accuracy.held_out_lines import held_out, is_thin, measured_products, straight_lines
 from tools.accuracy.tables import GemmTable
 
 
 @pytest.mark.slow
 def test_lines_are_the_engine_s_own() -> None:
-    missing = engine_missing()
-    if missing:
-        pytest.skip(missing)
+    pytest.importorskip("aiconfigurator_core")
     m, us = np.array([1, 2, 128, 129, 4096]), np.array([26.5, 26.25, 37.0, 40.5, 549.0])
     asked = np.array([1, 2, 3, 127, 128, 129, 130, 2500, 4095, 4096])
     same = np.full(len(m), 4096)
-    where = {"system": "a100_sxm", "backend": "vllm", "version": "quantbench"}
     four = np.full(len(asked), 4096)
     rows = GemmTable("a100-sxm4-80gb", "bf16", {"m": m, "n": same, "k": same}, us)
     queries = replace(rows, sizes={"m": asked, "n": four, "k": four}, latency_us=0.0 * asked)
-    answer = engine(where, rows, queries)
+    answer = engine(("a100_sxm", "vllm", "quantbench"), rows, queries)
     assert interpolated_us(asked, m, us) == pytest.approx(answer.latency_us, rel=1e-9)
 
 

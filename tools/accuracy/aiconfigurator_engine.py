@@ -13,9 +13,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -27,36 +26,21 @@ from tools.accuracy.tables import GemmTable
 _LIMIT_S = 900.0
 
 
-def engine_missing() -> str:
-    """Returns why aiconfigurator's engine is not available; "" if it is."""
-    return "" if systems_folder() else "the package aiconfigurator-core is not installed"
-
-
-def engine(place: Mapping[str, str], rows: GemmTable, asked: GemmTable) -> Answer:
-    """Returns the engine's times of GEMMs.
+def engine(place: Sequence[str], rows: GemmTable, asked: GemmTable) -> Answer:
+    """Runs this module as a child process; returns the engine's times of GEMMs.
 
     place: system, backend and version under which the engine stores its tables.
     rows: the only rows of the engine's bf16 table.
     asked: GEMMs to predict.
+    Raises MeasurementError if the child fails or takes more than 900 s.
     """
     columns = {name: column.tolist() for name, column in rows.sizes.items()}
     columns["latency"] = (rows.latency_us / 1e3).tolist()
-    request = {**place, "rows": columns, "shapes": np.stack(asked.shapes).tolist()}
-    return ask_child("tools.accuracy.aiconfigurator_engine", request)
-
-
-def ask_child(module: str, request: Mapping[str, Any]) -> Answer:
-    """Runs `python -m module` as a child process, and returns its answer.
-
-    The child reads the request as JSON from standard input, and prints its answer as JSON on the
-    last line (`print_answer`).
-
-    Raises MeasurementError if the child fails or takes more than 900 s.
-    """
+    request = {"place": place, "rows": columns, "shapes": np.stack(asked.shapes).tolist()}
     path = os.pathsep.join(filter(None, sys.path))
     try:
         done = subprocess.run(
-            [sys.executable, "-m", module],
+            [sys.executable, "-m", __name__],
             input=json.dumps(request),
             capture_output=True,
             text=True,
@@ -65,32 +49,19 @@ def ask_child(module: str, request: Mapping[str, Any]) -> Answer:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        late = f"{module} ran past {_LIMIT_S:.0f} s"
+        late = f"{__name__} ran past {_LIMIT_S:.0f} s"
         raise MeasurementError("validate", late, "an answer") from None
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        failed = f"{module} ended with {done.returncode}: {last[:200]}"
+        failed = f"{__name__} ended with {done.returncode}: {last[:200]}"
         raise MeasurementError("validate", failed, "an answer")
     answer = json.loads(done.stdout.strip().splitlines()[-1])
     # A GEMM without an answer has the time null, which becomes nan.
     return Answer(**{**answer, "latency_us": np.array(answer["latency_us"], dtype=float)})
 
 
-def print_answer(times_us: Sequence[float | None], start: float, loaded: float) -> None:
-    """Prints the child's answer as one line of JSON.
-
-    times_us: time of each GEMM in microseconds; None without an answer.
-    start, loaded: CPU time of the process before and after it loaded its data, seconds.
-    """
-    answer = {
-        "latency_us": times_us,
-        "fit_s": loaded - start,
-        "predict_s": time.process_time() - loaded,
-    }
-    print("\n" + json.dumps(answer), flush=True)
-
-
 def _answer_as_child() -> None:
+    """Reads a request from standard input, and prints the answer as the last line."""
     import pyarrow as pa
     import pyarrow.parquet as pq
     from aiconfigurator_core.sdk import common, perf_database
@@ -100,21 +71,19 @@ def _answer_as_child() -> None:
     request = json.load(sys.stdin)
     systems = systems_folder()
     assert systems is not None
-    name = request["system"]
-    backend = request["backend"]
-    framework_version = request["version"]
+    system, backend, framework_version = request["place"]
     same = {
         "framework": backend,
         "version": framework_version,
-        "device": name,
+        "device": system,
         "op_name": "gemm",
         "kernel_source": "table",
         "gemm_dtype": "bfloat16",
     }
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        shutil.copy(systems / f"{name}.yaml", root)
-        data = root / "data" / name / "gemm" / backend / framework_version
+        shutil.copy(systems / f"{system}.yaml", root)
+        data = root / "data" / system / "gemm" / backend / framework_version
         data.mkdir(parents=True)
         columns = request["rows"]
         for column, value in same.items():
@@ -124,7 +93,7 @@ def _answer_as_child() -> None:
         # `shared_layer=False` keeps the engine to these rows. By default it fills gaps from sibling
         # tables of the package.
         database = perf_database.get_database(
-            name, backend, framework_version, systems_paths=str(root), shared_layer=False
+            system, backend, framework_version, systems_paths=str(root), shared_layer=False
         )
         GEMM.load_data(database)
         loaded = time.process_time()
@@ -135,7 +104,9 @@ def _answer_as_child() -> None:
                 times_us.append(float(product._engine_query(database, x=m)) * 1e3)
             except PerfDataNotAvailableError:  # no row near enough
                 times_us.append(None)
-        print_answer(times_us, start, loaded)
+        predict_s = time.process_time() - loaded
+        answer = {"latency_us": times_us, "fit_s": loaded - start, "predict_s": predict_s}
+        print("\n" + json.dumps(answer), flush=True)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from quantbench.device import lookup
 from quantbench.importers import aiconfigurator
@@ -33,15 +32,8 @@ from tools.accuracy.contests import (
     run_contests,
     unfitted,
 )
-from tools.accuracy.scoring import Split
+from tools.accuracy.scoring import BoolArray, FloatArray, IntArray, Split
 from tools.guide.markers import table as markdown
-
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
-
-# Kind of table whose times include the writing of keys and values into a cache.
-_WRITES_CACHE = "context_attention"
 
 
 @dataclass(frozen=True)
@@ -67,7 +59,7 @@ class AttentionTable:
     def groups(self) -> IntArray:
         return self.shapes.sites
 
-    def take(self, rows: npt.NDArray[np.intp]) -> AttentionTable:
+    def take(self, rows: IntArray) -> AttentionTable:
         """Returns a table of the rows with these indices."""
         return replace(
             self,
@@ -132,9 +124,10 @@ def _read(gpu: str, tables: Sequence[aiconfigurator.TableFile]) -> AttentionTabl
             continue
         provider = Counter(row.provider for row in rows).most_common(1)[0][0]
         kept = [row for row in rows if row.provider == provider]
+        writes_cache = table.kind == "context_attention"
         for row in kept:
             if isinstance(row.workload, Attention):
-                times[row.workload, table.kind == _WRITES_CACHE].append(row.latency_us)
+                times[row.workload, writes_cache].append(row.latency_us)
         origin = aiconfigurator.origin_of(table)
         sources[origin.source] = {
             "provider": provider,

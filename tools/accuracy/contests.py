@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from quantbench.errors import InputError
 from quantbench.latency.estimate import Estimates
 from quantbench.latency.gaussian_process import GaussianProcess
 from tools.accuracy.scoring import (
+    FloatArray,
+    IntArray,
     Line,
     Split,
     cliff_pairs,
@@ -27,9 +28,6 @@ from tools.accuracy.scoring import (
     summarize,
 )
 from tools.accuracy.tables import GemmTable
-
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
 
 # With fewer measured cliffs, recall and precision are not reported.
 _FEWEST_CLIFFS = 20
@@ -47,7 +45,7 @@ class Table(Protocol):
     @property
     def provenance(self) -> Mapping[str, Any]: ...
     def __len__(self) -> int: ...
-    def take(self, rows: npt.NDArray[np.intp]) -> Self: ...
+    def take(self, rows: IntArray) -> Self: ...
     def fit(self, prior: Any, seed: int) -> Any: ...
     def prior(self) -> Any: ...
     def ask(self, model: Any) -> Estimates: ...
@@ -89,13 +87,12 @@ class Answer:
     """Predictions of one contestant for the test rows.
 
     latency_us: (rows,) predicted times; nan for a row without a prediction.
-    low_us, high_us: (rows,) ends of the 90 % intervals; None if the contestant gives none.
+    interval_us: (rows,) low and high ends of the 90 % intervals; None if the contestant gives none.
     fit_s, predict_s: CPU seconds of the fit and of the predictions; None if not timed.
     """
 
     latency_us: FloatArray
-    low_us: FloatArray | None = None
-    high_us: FloatArray | None = None
+    interval_us: tuple[FloatArray, FloatArray] | None = None
     fit_s: float | None = None
     predict_s: float | None = None
 
@@ -103,15 +100,6 @@ class Answer:
     def shapes_per_s(self) -> float | None:
         """Predictions per CPU second; None if not timed."""
         return len(self.latency_us) / self.predict_s if self.predict_s else None
-
-    def covers(self, measured_us: FloatArray) -> float | None:
-        """Returns the share of measurements inside their intervals; None if there are none.
-
-        measured_us: (rows,) measured times.
-        """
-        if self.low_us is None or self.high_us is None:
-            return None
-        return coverage(measured_us, self.low_us, self.high_us)
 
 
 @dataclass(frozen=True)
@@ -121,21 +109,11 @@ class Contestant:
     train_rows: number of rows that it is fitted to; None for all of the training half, 0 for none.
     answer: function from a table of train rows, a table of test rows and a seed to predictions for
         the test rows.
-    missing: why the predictor cannot run; "" if it can.
     """
 
     name: str
     train_rows: int | None
     answer: Callable[[Any, Any, int], Answer]
-    missing: str = ""
-
-    def needed(self, seeds: Sequence[int]) -> Sequence[int]:
-        """Returns the seeds to run.
-
-        A contestant that is fitted to no rows, or to the whole training half, needs only the first
-        seed, because all seeds give the same result.
-        """
-        return seeds[:1] if self.train_rows in (0, None) else seeds
 
 
 #: contests, each with its contestants
@@ -145,7 +123,7 @@ Plan = Sequence[tuple[Contest, Sequence[Contestant]]]
 def run_contests(
     contests: Plan, seeds: Sequence[int], progress: Callable[[str], None]
 ) -> Iterator[Line]:
-    """Runs contests; yields the scores of each contestant that can run, averaged over the seeds.
+    """Runs contests; yields the scores of each contestant, averaged over the seeds.
 
     progress: function that is called with a text before each fit.
     Raises InputError without a seed, and for a contestant that predicts no row.
@@ -154,10 +132,9 @@ def run_contests(
         raise InputError("validate", "no seeds", "at least one")
     for contest, contestants in contests:
         for contestant in contestants:
-            if contestant.missing:
-                continue
             lines = []
-            for seed in contestant.needed(seeds):
+            # Without drawn train rows, all seeds give the same result.
+            for seed in seeds if contestant.train_rows else seeds[:1]:
                 what = f"{contest.table.gpu}, {contest.protocol}: {contestant.name}"
                 progress(f"{what}, {contestant.train_rows} rows, seed {seed}")
                 lines.append(_judge(contest, contestant, seed))
@@ -183,7 +160,7 @@ def _judge(contest: Contest, contestant: Contestant, seed: int) -> Line:
         seeds=1,
         errors=summarize(answer.latency_us, test.latency_us, answered),
         unanswered=float(1.0 - answered.mean()),
-        coverage=answer.covers(test.latency_us),
+        coverage=answer.interval_us and coverage(test.latency_us, *answer.interval_us),
         fit_s=answer.fit_s,
         shapes_per_s=answer.shapes_per_s,
     )
@@ -212,7 +189,7 @@ def answer_of(model: Any, test: Table, fit_s: float | None = None) -> Answer:
     start = time.process_time()
     found = test.ask(model)
     predict_s = None if fit_s is None else time.process_time() - start
-    return Answer(found.latency_us, found.low_us, found.high_us, fit_s, predict_s)
+    return Answer(found.latency_us, (found.low_us, found.high_us), fit_s, predict_s)
 
 
 def fitted(name: str, train_rows: int | None, prior_of: Callable[[Any], Any]) -> Contestant:
@@ -242,9 +219,10 @@ def unfitted() -> Contestant:
     return Contestant("unfitted", 0, lambda train, test, seed: answer_of(test.prior(), test))
 
 
-#: function that learns efficiency: from log sizes, (rows, sizes), log efficiencies, (rows,), and a
-#: seed to a function from log sizes to log efficiencies
-Learner = Callable[[FloatArray, FloatArray, int], Callable[[FloatArray], FloatArray]]
+#: function from log sizes, (rows, sizes), to log efficiencies, (rows,)
+Efficiency = Callable[[FloatArray], FloatArray]
+#: function that learns efficiency from log sizes, log efficiencies and a seed
+Learner = Callable[[FloatArray, FloatArray, int], Efficiency]
 
 
 def baseline(name: str, train_rows: int, learn: Learner) -> Contestant:
@@ -264,15 +242,7 @@ def baseline(name: str, train_rows: int, learn: Learner) -> Contestant:
     return Contestant(name, train_rows, answer)
 
 
-def _full_efficiency(
-    at: FloatArray, log_efficiency: FloatArray, seed: int
-) -> Callable[[FloatArray], FloatArray]:
-    return lambda asked: np.zeros(len(asked))
-
-
-def _interpolated(
-    at: FloatArray, log_efficiency: FloatArray, seed: int
-) -> Callable[[FloatArray], FloatArray]:
+def _interpolated(at: FloatArray, log_efficiency: FloatArray, seed: int) -> Efficiency:
     """Learns by linear interpolation; outside the convex hull of the rows, by the nearest row."""
     from scipy.interpolate import LinearNDInterpolator, NearestNDInterpolator
 
@@ -286,15 +256,15 @@ def _interpolated(
     return predict
 
 
-def _gaussian_process(
-    at: FloatArray, log_efficiency: FloatArray, seed: int
-) -> Callable[[FloatArray], FloatArray]:
+def _gaussian_process(at: FloatArray, log_efficiency: FloatArray, seed: int) -> Efficiency:
     learner = GaussianProcess.fit(at, log_efficiency, seed=seed)
     return lambda asked: learner.predict(asked)[0]
 
 
 def roofline() -> Contestant:
-    return baseline("spec-sheet roofline", 0, _full_efficiency)
+    return baseline(
+        "spec-sheet roofline", 0, lambda at, efficiency, seed: lambda asked: np.zeros(len(asked))
+    )
 
 
 def log_interpolation(train_rows: int) -> Contestant:

@@ -6,12 +6,13 @@ Finished scores are kept in a file, so that an interrupted start can be continue
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 from itertools import product
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from quantbench.device import lookup
 from quantbench.latency.gemm.model import shipped_kin
@@ -72,25 +73,36 @@ def judge(work: Path, keys: Sequence[Key], report: Callable[[str], None]) -> Non
     keys: tables to judge.
     report: function that is called with a text on the progress.
     """
-    done = _scores(work) if work.exists() else {}
+    done = _scores(work)
     read = cache(lambda key: read_packaged(key[0], dtype=key[1], library=key[2]))
     defaults_first = sorted(keys, key=lambda key: libraries_of(*key[:2])[0] != key[2])
     closer = [key for key in CLOSER if key in keys]
     asked = [*product(defaults_first, _WIDE, (0,)), *product(closer, _CLOSE, _CLOSER_SEEDS)]
     for key, contestant, seed in dict.fromkeys(asked):
-        if (*key, contestant.name, contestant.train_rows, seed) in done:
+        name = (*key, contestant.name, contestant.train_rows, seed)
+        if name in done:
             continue
         measured = read(key)
         (line,) = run_contests([(Contest(measured), [contestant])], [seed], report)
-        name = [*key, contestant.name, contestant.train_rows, seed]
         entry = {
             "key": name,
             "version": measured.provenance["framework_version"],
             "line": asdict(line),
         }
-        with work.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(entry) + "\n")
+        append_entry(work, entry)
         report(f"{name}: {line.errors}")
+
+
+def append_entry(work: Path, entry: Mapping[str, Any]) -> None:
+    """Appends an entry to a file of JSON lines."""
+    with work.open("a", encoding="utf-8") as stream:
+        stream.write(json.dumps(entry) + "\n")
+
+
+def entries(work: Path) -> list[dict[str, Any]]:
+    """Reads the entries of a file of JSON lines, none if there is no file."""
+    text = work.read_text(encoding="utf-8") if work.exists() else ""
+    return list(map(json.loads, text.splitlines()))
 
 
 def _scores(work: Path) -> dict[tuple[str | int | None, ...], tuple[Line, str]]:
@@ -99,8 +111,7 @@ def _scores(work: Path) -> dict[tuple[str | int | None, ...], tuple[Line, str]]:
     The keys are (GPU, dtype, library, contestant, number of train rows, seed).
     """
     found = {}
-    for text in work.read_text(encoding="utf-8").splitlines():
-        entry = json.loads(text)
+    for entry in entries(work):
         errors = ErrorSummary(**entry["line"]["errors"])
         line = Line(**{**entry["line"], "errors": errors, "compute": None})
         found[tuple(entry["key"])] = (line, entry["version"])

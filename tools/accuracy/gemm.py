@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from quantbench.latency.gemm.model import GemmModel
 from quantbench.latency.libraries import DEFAULT_TABLES, system_of
 from tools.accuracy.aiconfigurator_engine import engine as ask_engine
-from tools.accuracy.aiconfigurator_engine import engine_missing
 from tools.accuracy.contests import (
     Answer,
     Contest,
@@ -20,8 +19,6 @@ from tools.accuracy.contests import (
     ours,
     roofline,
 )
-from tools.accuracy.heuristics import heuristics as ask_heuristics
-from tools.accuracy.heuristics import heuristics_missing
 from tools.accuracy.tables import SHIPPED_GPUS, GemmTable, read_packaged
 
 #: number of train rows of the larger fit
@@ -40,19 +37,11 @@ def packaged_contests(gpus: Sequence[str], rows: int) -> Plan:
     for gpu in gpus:
         table = read_packaged(gpu)
         learned = [log_interpolation(rows), gaussian_process(rows)]
-        others = [roofline(), *learned, heuristics(table), engine(rows), engine(None)]
+        others = [roofline(), *learned, engine(rows), engine(None)]
         own = [ours(rows), ours(MANY_ROWS), ours(FEW_ROWS), few_shot(FEW_ROWS)]
         plan.append((Contest(table), [*others, *own]))
         plan.append((Contest(table, "random", at_random), [own[0], *reversed(learned)]))
     return plan
-
-
-def heuristics(table: GemmTable) -> Contestant:
-    """Returns nvidia-matmul-heuristics as a contestant, which is not fitted to any row."""
-    missing = heuristics_missing(table.gpu, table.dtype)
-    return Contestant(
-        "nvidia-matmul-heuristics", 0, lambda train, test, seed: ask_heuristics(test), missing
-    )
 
 
 def engine(train_rows: int | None) -> Contestant:
@@ -63,11 +52,9 @@ def engine(train_rows: int | None) -> Contestant:
 
     def answer(train: GemmTable, test: GemmTable, seed: int) -> Answer:
         system = system_of(train.gpu)
-        backend, version = DEFAULT_TABLES[system]
-        place = {"system": system, "backend": backend, "version": version}
-        return ask_engine(place, train, test)
+        return ask_engine((system, *DEFAULT_TABLES[system]), train, test)
 
-    return Contestant("aiconfigurator's engine", train_rows, answer, engine_missing())
+    return Contestant("aiconfigurator's engine", train_rows, answer)
 
 
 def few_shot(train_rows: int) -> Contestant:

@@ -14,26 +14,22 @@ from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 from threadpoolctl import threadpool_limits  # comes with scikit-learn, which needs it
 
 from quantbench.cli.profile import profile_of
 from quantbench.errors import InputError
+from quantbench.importers.aiconfigurator import systems_folder
 from quantbench.latency.gemm.model import GemmModel
 from quantbench.latency.libraries import system_of
 from quantbench.profile.exporters.options import Exported, ExportOptions, dtype_of, products
 from quantbench.profile.linear_interpolation import Site, interpolated_us, through_rows
 from quantbench.profile.profile import Profile
 from quantbench.units import percent
-from tools.accuracy.aiconfigurator_engine import engine, engine_missing
-from tools.accuracy.scoring import cliff_pairs, rises
+from tools.accuracy.aiconfigurator_engine import engine
+from tools.accuracy.scoring import BoolArray, FloatArray, IntArray, cliff_pairs, rises
 from tools.accuracy.tables import GemmTable
 from tools.guide.markers import table as markdown_table
 from tools.guide.markers import write_between
-
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
 
 #: bound of the expected relative error, above which rows are added
 BOUND = 0.05
@@ -43,12 +39,6 @@ _FEWEST_MODEL_ROWS = 20
 _SEEDS = (0, 1, 2)
 _LARGE_M = 128
 _LARGE_NK = 1024
-#: parts of a table, in words, for which errors are given
-_PARTS = (
-    "rows in none of the tables",
-    "of them m ≥ 128 and n, k ≥ 1024",
-    "both sides of measured cliffs",
-)
 
 
 def is_thin(table: GemmTable) -> BoolArray:
@@ -97,13 +87,12 @@ def consumer_of(device: str, dtype: str) -> tuple[Consumer, str]:
     device: slug of the GPU.
     """
     system = system_of(device)
-    if engine_missing() or system == device or dtype not in ("bf16", "fp16"):
+    if systems_folder() is None or system == device or dtype not in ("bf16", "fp16"):
         words = "straight lines in m at each (n, k), as aiconfigurator's engine draws them"
         return straight_lines, words
 
     def ask(rows: GemmTable, queries: GemmTable) -> FloatArray:
-        where = {"system": system, "backend": "vllm", "version": "quantbench"}
-        return engine(where, rows, queries).latency_us
+        return engine((system, "vllm", "quantbench"), rows, queries).latency_us
 
     package = f"aiconfigurator-core {version('aiconfigurator-core')}"
     return ask, f"{package}, asked through its own engine"
@@ -152,7 +141,11 @@ def held_out(table: GemmTable, expected_us: FloatArray, consumer: Consumer) -> l
     at_cliffs = np.zeros(len(thin), dtype=np.bool_)
     at_cliffs[np.stack(pairs)[:, rises(table.latency_us, pairs)]] = True
     at_cliffs &= ~thin & inside
-    parts = dict(zip(_PARTS, (unseen, unseen & large, at_cliffs), strict=True))
+    parts = {
+        "rows in none of the tables": unseen,
+        "of them m ≥ 128 and n, k ≥ 1024": unseen & large,
+        "both sides of measured cliffs": at_cliffs,
+    }
 
     def line(
         name: str, rows_of: Sequence[BoolArray], times_us: FloatArray = table.latency_us

@@ -11,7 +11,6 @@ from operator import attrgetter
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from quantbench.device import lookup
 from quantbench.importers.aiconfigurator import find_tables, read_rows
@@ -20,11 +19,9 @@ from quantbench.latency.moe import Growth, MoEModel
 from quantbench.units import percent
 from quantbench.workload import MoE
 from tools.accuracy.contests import Contest, fitted, run_contests
-from tools.accuracy.scoring import Split, held_out, over_seeds
+from tools.accuracy.scoring import IntArray, Split, held_out, over_seeds
 from tools.accuracy.tables import WorkTable, group_index
 from tools.guide.markers import table as markdown
-
-IntArray = npt.NDArray[np.int64]
 
 #: tables to judge on: (slug of the GPU, library, dtype)
 TABLES = (
@@ -126,10 +123,8 @@ def accuracy_table(seeds: Sequence[int], progress: Callable[[str], None]) -> str
             name = f"{table.gpu}, {table.library} {table.version}, {dtype}"
             rows.append((name, words, *_cells(*figures[-1])))
         rows.append(("mean", words, *_cells(*np.mean(figures, axis=0))))
-    sources: dict[str, None] = {}
-    for table in tables:
-        of = table.provenance
-        sources[f"{of['package']}: {of['table']}, sha256 {of['sha256'][:12]}"] = None
+    source = "{package}: {table}, sha256 {sha256:.12}"
+    sources = dict.fromkeys(source.format(**table.provenance) for table in tables)
     made = f"- Tables: {'; '.join(sources)}. Seeds {', '.join(map(str, seeds))}."
     return "\n".join([markdown(_COLUMNS, rows, words=2), made, ""])
 

@@ -1,4 +1,5 @@
-"""Writes the accuracy tables of docs/accuracy.md: `python -m tools.accuracy.page docs/accuracy.md`.
+"""Writes the accuracy tables of docs/accuracy.md: `python -m tools.accuracy.page
+docs/accuracy.md [SECTION…]`.
 
 The figures come from the packaged public tables (extra `tables`). Those of the section `published`
 come from the files of NeuSight, DeepBench and aiter. All are computed on one core, which takes tens
@@ -7,9 +8,10 @@ of minutes.
 
 from __future__ import annotations
 
-import argparse
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
@@ -42,6 +44,7 @@ _ROWS = 200
 _WORK = Path("build/formats.jsonl")
 #: seeds that draw the rows that models learn from
 _SEEDS = (0, 1, 2)
+_print = partial(print, flush=True)
 _PACKAGES = ("quantbench", "numpy", "scipy", "scikit-learn")
 
 
@@ -65,8 +68,7 @@ def attention_origin(table: AttentionTable) -> str:
 def compared(plan: Plan, origin: Callable[[Any], str]) -> str:
     """Runs the contests of a plan, and formats their results as Markdown.
 
-    There is one section per protocol and device. Notes name the contestants that cannot run, the
-    tables, the versions and the CPU.
+    There is one section per protocol and device. Notes name the tables, the versions and the CPU.
 
     origin: function that describes where a contest's table comes from.
     """
@@ -79,12 +81,8 @@ def compared(plan: Plan, origin: Callable[[Any], str]) -> str:
         for gpu, lines in by_gpu.items():
             parts += [f"### {gpu}\n", _section(lines)]
     notes = []
-    for contest, contestants in plan:
-        gpu = contest.table.gpu
-        for one in contestants:
-            if one.missing:
-                notes.append(f"- {gpu}: {one.name} is left out: {one.missing}.")
-        notes.append(f"- {gpu}: {origin(contest.table)}.")
+    for contest, _ in plan:
+        notes.append(f"- {contest.table.gpu}: {origin(contest.table)}.")
     packages = ", ".join(f"{name} {version(name)}" for name in _PACKAGES)
     made = f"- Made with {packages}; times on one core of {cpu_info().name}.\n"
     return "\n".join([*parts, *dict.fromkeys(notes), made])
@@ -97,21 +95,15 @@ def _section(lines: Sequence[Line]) -> str:
     return markdown_table(head, rows)
 
 
-def main() -> None:
+def main(page: Path, *sections: str) -> None:
     """Runs the comparisons of the named sections, or of all, and writes their tables and the
     conclusion into the page.
     """
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("page", type=Path)
-    parser.add_argument(
-        "--section", action="append", choices=_SECTIONS, help="only this; may be repeated"
-    )
-    asked = parser.parse_args()
     with threadpool_limits(1):
-        for section in asked.section or _SECTIONS:
+        for section in sections or _SECTIONS:
             for name, text in _SECTIONS[section]():
-                write_between(asked.page, name, text)
-    write_between(asked.page, "conclusion", conclusion(asked.page.read_text(encoding="utf-8")))
+                write_between(page, name, text)
+    write_between(page, "conclusion", conclusion(page.read_text(encoding="utf-8")))
 
 
 def _formats() -> Iterator[tuple[str, str]]:
@@ -186,9 +178,5 @@ def _typical(errors: Sequence[str]) -> tuple[float, float]:
     return median(map(float, medians)), median(float(high.split()[0]) for high in highs)
 
 
-def _print(text: str) -> None:
-    print(text, flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]), *sys.argv[2:])

@@ -10,6 +10,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -63,8 +64,8 @@ def rows_of_models(seed: int) -> list[Any]:
     wanted = {group_of(group[0]) for group in groups}
     found = []
     for kind in _KINDS:
-        for rows in few_rows(kind, _SYSTEM, _LIBRARY, seed, sys.maxsize).values():
-            found += [row for row in rows if group_of(row.workload) in wanted]
+        rows = few_rows(kind, _SYSTEM, _LIBRARY, seed, sys.maxsize)
+        found += [row for row in rows if group_of(row.workload) in wanted]
     return found
 
 
@@ -74,18 +75,18 @@ def in_order(rows: Iterable[Any]) -> list[Any]:
     for row in rows:
         if isinstance(row.workload, Attention) or row.workload.m in SIZES:
             groups[group_of(row.workload)].append(row)
-    for group in groups.values():
-        group.sort(key=lambda row: row.workload.min_bytes)
-    return spread([*groups.values()])
+    size = attrgetter("workload.min_bytes")
+    return spread([sorted(group, key=size) for group in groups.values()])
 
 
 def first(rows: Iterable[Any]) -> list[Any]:
     """Returns the first _ROWS products of each dtype, and half as many prompts and decodings."""
     kept: dict[str, list[Any]] = defaultdict(list)
     for row in rows:
+        alike = kept[name_of(row.workload)]
         most = _ROWS // 2 if isinstance(row.workload, Attention) else _ROWS
-        if len(kept[name_of(row.workload)]) < most:
-            kept[name_of(row.workload)].append(row)
+        if len(alike) < most:
+            alike.append(row)
     return [*chain.from_iterable(kept.values())]
 
 
@@ -94,13 +95,13 @@ def errors(chosen: Sequence[Any], held_out: Iterable[Any]) -> dict[str, list[flo
 
     The times between its rows are interpolated as a planner does.
     """
+    profile = profile_with(chosen, _SYSTEM, _LIBRARY, 0)
     lines: dict[tuple[Any, ...], list[tuple[int, float]]] = defaultdict(list)
     with TemporaryDirectory() as folder:
-        export_profile(
-            profile_with(chosen, _SYSTEM, _LIBRARY, 0), "aiconfigurator", Path(folder), _OPTIONS
-        )
+        root = Path(folder)
+        export_profile(profile, "aiconfigurator", root, _OPTIONS)
         tables, _ = aiconfigurator.find_tables(
-            _SYSTEM, backend=_LIBRARY, version="quantbench", kinds=_KINDS, root=Path(folder)
+            _SYSTEM, backend=_LIBRARY, version="quantbench", kinds=_KINDS, root=root
         )
         for table in tables:
             for row in aiconfigurator.read_rows(table).rows:
@@ -117,7 +118,7 @@ def errors(chosen: Sequence[Any], held_out: Iterable[Any]) -> dict[str, list[flo
 
 def main(page: Path) -> None:
     """Writes the table, of means over the seeds, between the markers `order` of a page."""
-    figures: dict[str, dict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))
+    figures: dict[tuple[str, str], list[Any]] = defaultdict(list)
     for seed in _SEEDS:
         rows = rows_of_models(seed)
         selections = {"random": first(rows), "chosen": first(in_order(rows))}
@@ -125,14 +126,13 @@ def main(page: Path) -> None:
         held_out = [row for row in rows if row.workload not in used]
         for way, chosen in selections.items():
             for name, off in errors(chosen, held_out).items():
-                figure = (np.median(off), np.percentile(off, 95))
-                figures[name][way].append(figure)
-                print(f"seed {seed}, {name}, {way}: {figure[0]:.1f} / {figure[1]:.1f}", flush=True)
-    lines = []
-    for name, ways in figures.items():
-        means = [np.mean(pairs, axis=0) for pairs in ways.values()]
-        lines.append([name, *(f"{median:.1f} / {high:.1f}" for median, high in means)])
-    write_between(page, "order", markdown(["op", "random rows", "first rows"], lines))
+                figures[name, way].append(np.percentile(off, (50, 95)))
+            print(f"seed {seed}, {way} rows are judged", flush=True)
+    lines: dict[str, list[str]] = {}
+    for (name, _), pairs in figures.items():
+        median, high = np.mean(pairs, axis=0)
+        lines.setdefault(name, [name]).append(f"{median:.1f} / {high:.1f}")
+    write_between(page, "order", markdown(["op", "random rows", "first rows"], lines.values()))
 
 
 if __name__ == "__main__":

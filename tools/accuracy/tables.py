@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from quantbench.device import lookup
 from quantbench.errors import InputError
@@ -21,16 +20,13 @@ from quantbench.latency.gemm.cost_model import Machine
 from quantbench.latency.gemm.model import GemmModel
 from quantbench.latency.gemm.training import Effort
 from quantbench.latency.libraries import default_library, libraries_of, slug_of, system_of
+from tools.accuracy.scoring import BoolArray, FloatArray, IntArray
 
 #: GPUs whose default tables shipped models are fitted to and docs/accuracy.md evaluates. No other
 #: bf16 table influenced a design choice, so the other tables are unseen test data.
 SHIPPED_GPUS = ("a100-sxm4-80gb", "b200-sxm-180gb", "h100-sxm5-80gb", "h200-sxm-141gb", "l40s-48gb")
 # Spelling of a framework's name in the tables → its own spelling.
 _SPELLED = {"VLLM": "vLLM"}
-
-IntArray = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.float64]
-Rows = npt.NDArray[np.intp] | npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -59,7 +55,7 @@ class GemmTable:
         """m, n and k of the rows, (rows,) each."""
         return self.sizes["m"], self.sizes["n"], self.sizes["k"]
 
-    def take(self, rows: Rows) -> GemmTable:
+    def take(self, rows: IntArray | BoolArray) -> GemmTable:
         """Returns a table of some of the rows.
 
         rows: indices, or a mask over all rows.
@@ -129,7 +125,7 @@ class WorkTable:
     def __len__(self) -> int:
         return len(self.works)
 
-    def take(self, rows: npt.NDArray[np.intp]) -> Self:
+    def take(self, rows: IntArray) -> Self:
         """Returns a table of the rows with these indices."""
         works = [self.works[i] for i in rows]
         return replace(self, works=works, latency_us=self.latency_us[rows])

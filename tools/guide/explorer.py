@@ -57,7 +57,7 @@ def screenshots() -> None:
 
     Raises StoreError if a screenshot still shows no curve after several attempts.
     """
-    browser = next((path for name in _BROWSERS if (path := shutil.which(name))), None)
+    browser = next(filter(None, map(shutil.which, _BROWSERS)), None)
     if browser is None:
         print("no Chromium here: the explorer's screenshots stay as they are", file=sys.stderr)
         return

@@ -7,6 +7,7 @@ import pty
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import metadata
 from io import StringIO
@@ -34,11 +35,11 @@ from quantbench.report.content import PALETTE
 from quantbench.report.source import picture_caption
 from quantbench.report.sweep_result import ops_line, sizes_table
 from quantbench.report.terminal import drawn
-from quantbench.stats import median
 from quantbench.store.folder import Run, read_run
 from quantbench.store.run import RunInfo
 from quantbench.units import counted, percent
 from quantbench.workload import Gemm
+from tools.accuracy.scoring import FloatArray
 from tools.guide.markers import fill
 
 PAGE = Path("README.md")
@@ -93,9 +94,11 @@ class Staircase:
         """Number of tile columns of the GEMM."""
         return cdiv(_N, self.tile.block_n)
 
-    def busy_share(self, m: int) -> float:
-        """Returns the share of the SMs' time in which they compute tiles, for m rows, 0 to 1."""
-        return quantize(Gemm(m, _N, _K), self.tile.tile, self.tile.resident_blocks).efficiency
+    def busy_shares(self, sizes: Sequence[int]) -> FloatArray:
+        """Returns the share of the SMs' time in which they compute tiles, (sizes,), 0 to 1."""
+        tile = self.tile
+        found = [quantize(Gemm(m, _N, _K), tile.tile, tile.resident_blocks) for m in sizes]
+        return np.array([one.efficiency for one in found])
 
     def num_waves(self, m: int) -> int:
         return cdiv(cdiv(m, self.tile.block_m) * self.columns, self.tile.resident_blocks)
@@ -160,13 +163,12 @@ def draw_staircase(found: Staircase, path: Path) -> None:
     """
     sizes = found.curve.sizes
     before, after = found.edge
+    m = before.axes["m"]
     measured_us = [point.latency_us for point in found.curve.points]
     measured_rates = [point.tflops for point in found.curve.points]
-    full_rate = median(
-        [rate / found.busy_share(m) for m, rate in zip(sizes, measured_rates, strict=True)]
-    )
+    full_rate = np.median(np.divide(measured_rates, found.busy_shares(sizes)))
     computed_m = np.arange(sizes[0], sizes[-1] + 1)
-    rates = full_rate * np.array(list(map(found.busy_share, computed_m.tolist())))
+    rates = full_rate * found.busy_shares(computed_m.tolist())
     times_us = 2.0 * computed_m * _N * _K / rates / 1e6
     tile = found.tile
     waves = f"waves of {tile.resident_blocks}, on {found.spec.sm_count} SMs"
@@ -188,33 +190,29 @@ def draw_staircase(found: Staircase, path: Path) -> None:
                 linewidth=1.2,
                 label="measured (imported table)",
             )
-            edge = slice(sizes.index(before.axes["m"]), sizes.index(after.axes["m"]) + 1)
+            edge = slice(sizes.index(m), sizes.index(m) + 2)
             panel.plot(
                 sizes[edge], measured[edge], "-", color=CLIFF_COLOUR, linewidth=2.4, zorder=4
             )
             panel.set_ylim(bottom=0)
             panel.set_ylabel(unit)
         slower = after.latency_us / before.latency_us
-        m = before.axes["m"]
         waves = counted(found.num_waves(m), "wave")
         waves_after = counted(found.num_waves(m + 1), "wave")
+        style = {"textcoords": "offset points", "fontsize": 9, "color": CLIFF_COLOUR}
         panels[0][0].annotate(
             f"m = {m} → {m + 1}: {slower:.2f} times the time,\n{waves} → {waves_after} of tiles",
-            (after.axes["m"], after.latency_us),
+            (m + 1, after.latency_us),
             xytext=(10, -26),
-            textcoords="offset points",
-            fontsize=9,
-            color=CLIFF_COLOUR,
             va="top",
+            **style,
         )
         panels[1][0].annotate(
             f"−{percent(1 - after.tflops / before.tflops)}",
-            (after.axes["m"], after.tflops),
+            (m + 1, after.tflops),
             xytext=(6, -4),
-            textcoords="offset points",
-            fontsize=9,
-            color=CLIFF_COLOUR,
             fontweight="bold",
+            **style,
         )
         panels[1][0].set_xlabel("m (rows of the product; tokens of a layer)")
 
@@ -228,22 +226,17 @@ def printed(command: str, folder: Path) -> list[str]:
     """
     terminal, inside = pty.openpty()
     environment = {**os.environ, "COLUMNS": str(_COLUMNS), "TERM": "dumb", "NO_COLOR": "1"}
-    for name in ("FORCE_COLOR", "LINES"):
-        environment.pop(name, None)
+    environment.pop("FORCE_COLOR", None)
+    environment.pop("LINES", None)
     with subprocess.Popen(
         [sys.executable, "-m", *command.split()], stdin=subprocess.DEVNULL, stdout=inside,
         stderr=subprocess.PIPE, env=environment, cwd=folder,
     ) as process:  # fmt: skip
         os.close(inside)
         output = b""
-        while True:
-            try:
-                read = os.read(terminal, 1 << 16)
-            except OSError:  # Linux raises it when the command has closed its end
-                break
-            if not read:
-                break
-            output += read
+        with suppress(OSError):  # Linux raises it when the command has closed its end
+            while read := os.read(terminal, 1 << 16):
+                output += read
         os.close(terminal)
         assert process.stderr is not None
         error = process.stderr.read().decode(errors="replace")
@@ -288,7 +281,7 @@ def export_text(root: Path) -> str:
     root: folder of the checkout.
     """
     with TemporaryDirectory() as folder:
-        (Path(folder) / CPU_RUN.parts[0]).symlink_to(root.resolve() / CPU_RUN.parts[0])
+        (Path(folder) / "results").symlink_to(root.resolve() / "results")
         return _block(EXPORT, [line for line in printed(EXPORT, Path(folder)) if line])
 
 

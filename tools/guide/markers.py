@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from quantbench.errors import StoreError
-from quantbench.files import read_text, reason
 
 _PLACE = re.compile(r"(<!-- (?P<name>[\w.-]+):begin -->)(?P<old>.*?)(<!-- (?P=name):end -->)", re.S)
 
@@ -49,17 +48,11 @@ def fill(text: str, found: Mapping[str, str]) -> str:
 def write_between(path: Path, name: str, text: str) -> None:
     """Replaces the text between the markers `name` in the file `path`.
 
-    Raises StoreError if the file cannot be read or lacks the markers.
+    Raises StoreError if the file lacks the markers.
     """
     begin = f"<!-- {name}:begin -->"
     end = f"<!-- {name}:end -->"
-    try:
-        page = read_text(path)
-    except (OSError, UnicodeDecodeError) as error:
-        raise StoreError(
-            "docs", f"{path} ({reason(error)})", f"a file with {begin} in it"
-        ) from None
-    head, begun, rest = page.partition(begin)
+    head, begun, rest = path.read_text(encoding="utf-8").partition(begin)
     _, ended, tail = rest.partition(end)
     if not begun or not ended:
         raise StoreError(

@@ -5,7 +5,6 @@ Run it as `python -m tools.measure.figures timer-truth.json cost.json RUN`.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from itertools import chain
@@ -17,6 +16,7 @@ import numpy as np
 
 from quantbench.analysis.summary import points_of
 from quantbench.errors import InputError
+from quantbench.files import read_json
 from quantbench.latency.gemm.model import GemmModel
 from quantbench.store.folder import Run, read_run
 from quantbench.units import latency
@@ -207,7 +207,7 @@ def main() -> None:
         if path.is_dir():
             lines = prediction_lines(read_run(path))
         else:
-            table = json.loads(path.read_text(encoding="utf-8"))
+            table = read_json(path)
             lines = cost_lines(table) if path.stem == "cost" else timer_lines(table)
         print(f"{path}\n", *lines, "", sep="\n")
 

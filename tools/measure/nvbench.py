@@ -7,12 +7,12 @@ SIZE…` runs one state per size.
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from quantbench.files import read_json
 from quantbench.stats import typical_us
 from quantbench.workload import Gemm
 from tools.measure.side_by_side import write_json
@@ -76,7 +76,7 @@ def merge_nvbench(rows: list[dict[str, Any]], file: Path) -> None:
     rows: rows of the table of medians.
     file: JSON file with the samples of the repeat, as this module writes it.
     """
-    samples_us = json.loads(file.read_text(encoding="utf-8"))
+    samples_us = read_json(file)
     for row in rows:
         found = samples_us.get(str(row["sizes"][0]))
         if found:

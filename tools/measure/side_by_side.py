@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -12,6 +11,7 @@ from typing import Any
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import UnsupportedError
+from quantbench.files import read_json, write_file
 from quantbench.providers import catalog
 from quantbench.stats import typical_us
 from quantbench.sweep.worker import copier
@@ -53,7 +53,7 @@ def measure_rows(
     """
     rows: list[dict[str, Any]] = []
     if out.exists():
-        rows = json.loads(out.read_text(encoding="utf-8"))["rows"]
+        rows = read_json(out)["rows"]
     known = {row["workload"]: row for row in rows}
     for gemm in gemms:
         row = known.get(str(gemm))
@@ -92,9 +92,5 @@ def write_table(out: Path, spec: DeviceSpec, rows: list[dict[str, Any]]) -> None
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes a JSON file. An existing file is replaced in one step, so that none is left half
-    written.
-    """
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
+    """Writes a JSON file in one step, so that none is left half written."""
+    write_file("measure", path, json.dumps(value, indent=1) + "\n")
