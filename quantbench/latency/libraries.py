@@ -12,6 +12,9 @@ from quantbench.errors import require_choice
 #: calls of `torch.nn.functional.linear`.
 LIBRARIES = ("torch", "triton", "vllm", "sglang", "trtllm", "aiter")
 
+#: Serving engines. Their attention of prompts also writes keys and values to a cache.
+ENGINES = ("vllm", "sglang", "trtllm")
+
 #: Maps a device slug to the device's system name in aiconfigurator-core. Not every system has a
 #: GEMM table.
 SYSTEMS: dict[str, str] = {
@@ -86,6 +89,11 @@ _PUBLISHED = {
     ("v100-sxm2-16gb", "fp32"): "torch",
     ("v100-sxm2-16gb", "fp16"): "torch",
 }
+
+
+def writes_cache(provider: str) -> bool:
+    """Returns whether a provider's attention of prompts includes the write to a cache."""
+    return library_of(provider) in ENGINES
 
 
 def system_of(name: str) -> str:

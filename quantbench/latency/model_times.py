@@ -35,6 +35,8 @@ class ModelTimes:
         (`libraries.default_library`, `MoEModel.best`).
     gemm: function from a dtype to a GEMM model and a note on its source. The default is
         `best_gemm_model`.
+    cache_write: whether the attention of prompts also writes keys and values to a cache, as in a
+        serving engine.
 
     >>> from quantbench.device import lookup
     >>> times = ModelTimes(lookup("a100-sxm4-80gb"))
@@ -50,8 +52,10 @@ class ModelTimes:
         library: str = "",
         *,
         gemm: Callable[[str], tuple[GemmModel, str]] | None = None,
+        cache_write: bool = False,
     ) -> None:
         self.device = device
+        self._cache_write = cache_write
         self._gemm_of = cache(gemm or (lambda dtype: best_gemm_model(device, dtype, library)))
         self._experts_of = cache(lambda dtype: MoEModel.best(device, dtype=dtype, library=library))
         self._softmax = SoftmaxModel.best(device)
@@ -120,7 +124,8 @@ class ModelTimes:
         return estimates
 
     def _attentions(self, works: list[Attention]) -> list[Estimate]:
-        found = self._attention.predict(works)
+        writes = [self._cache_write and work.causal for work in works]
+        found = self._attention.predict(works, cache_write=writes)
         self._notes[self._attention.note] = None
         # The notes differ if some shapes are outside the measured kinds.
         if found.note != self._attention.note:

@@ -17,7 +17,7 @@ from quantbench.latency.gemm.inputs import LARGEST_SIDE
 from quantbench.latency.gemm.model import GemmModel
 from quantbench.latency.gemm.training import FEWEST_ROWS as FEWEST_PRODUCT_ROWS
 from quantbench.latency.gemm.training import TABLE_EFFORT, TABLE_ROWS
-from quantbench.latency.libraries import library_of
+from quantbench.latency.libraries import library_of, writes_cache
 from quantbench.latency.softmax import SoftmaxModel
 from quantbench.profile.models import Models
 from quantbench.profile.table import Table
@@ -154,4 +154,5 @@ def _attention(device: DeviceSpec, table: Table, fit: bool, seed: int) -> Attent
     columns: Any = [chosen[name] for name in names]
     columns += [chosen["direction"] == "backward", dtype]
     shapes = AttentionShapes(*columns)
-    return AttentionModel.fit(device, shapes, chosen["latency_us"], seed=seed)
+    writes = chosen["causal"] & np.array(list(map(writes_cache, chosen["provider"])))
+    return AttentionModel.fit(device, shapes, chosen["latency_us"], seed=seed, cache_write=writes)

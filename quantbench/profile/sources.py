@@ -23,7 +23,7 @@ from quantbench.latency.attention_cost_model import AttentionShapes
 from quantbench.latency.estimate import Estimates
 from quantbench.latency.gemm.inputs import LARGEST_SIDE
 from quantbench.latency.gemm.model import GemmModel
-from quantbench.latency.libraries import library_of
+from quantbench.latency.libraries import library_of, writes_cache
 from quantbench.latency.model_times import TWINS, best_gemm_model
 from quantbench.latency.op_times import (
     BANDWIDTH_EFFICIENCY,
@@ -146,7 +146,9 @@ def _softmax(model: SoftmaxModel, fused: bool, fixed: Fixed, sizes: Sizes) -> Pr
 def _attention(model: AttentionModel, fixed: Fixed, sizes: Sizes) -> Predicted:
     """Predicts attention with a model. The shortest possible time is that of the arithmetic."""
     _, floor_us = roofline_parts(model.device, "attention", sizes, fixed)
-    return _with_halves(model.predict(_attention_shapes(sizes, fixed)), floor_us)
+    writes = fixed["causal"] and writes_cache(str(fixed["provider"]))
+    found = model.predict(_attention_shapes(sizes, fixed), cache_write=writes)
+    return _with_halves(found, floor_us)
 
 
 def _with_halves(found: Estimates, floor_us: FloatArray) -> Predicted:

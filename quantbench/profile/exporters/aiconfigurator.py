@@ -278,7 +278,7 @@ def _attention_rows(
     for lane in lanes_of(profile, prompts) if shapes else ():
         if lane[1] == "fp8" and not prompts:
             within = [replace(one, seq_k=max(1, int(FP8_KEYS * one.seq_k))) for one in within]
-        found = attention_model(profile).predict(within)
+        found = attention_model(profile).predict(within, cache_write=prompts)
         sources = [MODEL] * len(shapes)
         for shape, source, us, spread in timed(shapes, sources, found.latency_us, found.high_us):
             work, window = shape

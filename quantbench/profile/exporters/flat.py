@@ -95,7 +95,7 @@ def _modelled(profile: Profile, options: ExportOptions, out: Exported) -> dict[s
     dtype = dtype_of(profile, options)
     wanted = served(WHO, options.model, options.configs, options.tensor_parallel)
     products = GemmTimes(profile, dtype, options.kernels)
-    models = ModelTimes(profile.device, gemm=lambda _: (products.model, ""))
+    models = ModelTimes(profile.device, gemm=lambda _: (products.model, ""), cache_write=True)
     times: OpTimes = profile if any(map(len, profile.tables.values())) else models
     works: dict[str, list[Any]] = {"gemm": [], "attention": []}
     if options.grid is not None:
