@@ -324,7 +324,7 @@ class _Config:
 
 
 def _read(file: Path) -> Mapping[str, Any]:
-    """Reads a config's JSON object. Raises InputError if the file does not contain one."""
+    """Reads the JSON object in a file. Raises InputError if the file has no JSON object."""
     who = f"config {file}"
     try:
         values = read_json(file, most_bytes=_LARGEST_BYTES)
@@ -366,7 +366,7 @@ def _refuse_other_layers(config: _Config, linear: LinearAttention | None) -> Non
 
 
 def _family(config: _Config) -> _Family:
-    """Returns the family of the model_type. For an unknown model_type, the activation decides.
+    """Returns the model_type's family. For an unknown model_type, the activation decides.
 
     Raises InputError if the config has neither a model_type nor an activation. Raises
     UnsupportedError if the activation does not determine whether the MLP has a gate.

@@ -1,6 +1,7 @@
-"""Asks the package nvidia-matmul-heuristics for GEMM times, in a child process.
+"""Predicts GEMM times with the package nvidia-matmul-heuristics, in a child process.
 
-The child runs this module. It ends with os._exit, because destroying the package's handle crashes.
+`heuristics` is the entry point. The child runs this module. It ends with os._exit, because
+destroying the package's handle crashes.
 """
 
 from __future__ import annotations
