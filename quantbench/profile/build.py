@@ -123,8 +123,9 @@ def cache_state(run: Run) -> str:
 def check_alike(runs: Sequence[Run]) -> None:
     """Raises InputError if the runs cannot be combined in one profile.
 
-    There must be at least one run, and no run may be given twice. All runs must be of one device
-    and, where it is known, of one cache state. Simulated runs do not mix with other runs.
+    There must be at least one run, and no run may be given twice. All runs must be of one device.
+    Runs with a known cache state must have the same state. Simulated runs do not mix with other
+    runs.
     """
     if not runs:
         raise InputError(_WHO, "no runs", "at least one")

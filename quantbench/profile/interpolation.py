@@ -311,9 +311,9 @@ class Surface:
         """Calibration from the rows' leave-one-out errors.
 
         A model that was fitted to the rows has smaller errors on the rows than on other shapes, so
-        the leave-one-out half-width is too small. It is then multiplied by the model's half-width,
-        which comes from held-out rows, and divided by the model's error on the rows. The scaling
-        stops at the model's half-width.
+        the leave-one-out half-width is too small. This half-width is multiplied by the ratio of the
+        model's half-width, which comes from held-out rows, to the model's error on the rows. The
+        product is limited to the model's half-width.
         """
         if not len(self.latency_us):
             return Trust(1.0, log(2.0))  # not used, because nothing is interpolated without rows

@@ -1,6 +1,6 @@
 """Builds, saves, loads and queries the profile of one GPU.
 
-`Profile.from_runs` builds a profile from measured runs. It has tables of times, models for
+`Profile.from_runs` builds a profile from measured runs. A profile has tables of times, models for
 unmeasured shapes, cliffs (jumps of the time between neighbouring sizes) and verdicts on rules of
 thumb.
 """

@@ -180,9 +180,9 @@ def collectives(profile: Profile, out: Exported) -> Table:
 def dtype_of(profile: Profile, options: ExportOptions) -> str:
     """Returns the dtype to export.
 
-    The dtype is options.dtype if that is set. Otherwise it is the most frequent dtype of the GEMM
-    rows. Without such rows it is the most frequent dtype of the attention rows or else of the
-    softmax rows, and without any of these rows bf16 (fp16 if the device has no bf16).
+    If options.dtype is not set, the dtype is the most frequent one in the GEMM rows, or else in the
+    attention rows, or else in the softmax rows. Without such rows, the dtype is bf16, or fp16 on a
+    device without bf16.
     """
     if options.dtype:
         return options.dtype

@@ -1,8 +1,8 @@
 """Derives the rates that simple planners take as input: achieved TFLOP/s and bandwidths.
 
-`achieved` returns the rates of arithmetic and memory, and `link_rates` the rates of the links. They
-come from measured rows, or from models where rows are missing. `curve` gives the efficiency by the
-size of the work.
+`achieved` returns the rates of arithmetic and memory, and `link_rates` the rates of the links. The
+rates come from measured rows, or from models where rows are missing. `curve` gives the efficiency
+by the size of the work.
 """
 
 from __future__ import annotations
