@@ -1,6 +1,6 @@
-"""Writes links.json, the times of all-reduce inside a node, from public NCCL tables.
+"""Writes links.json, the times of all-reduce within a node, from public NCCL tables.
 
-The tables are those of the package aiconfigurator-core (extra `tables`; Apache-2.0). Run it as
+The tables are part of the package aiconfigurator-core (extra `tables`; Apache-2.0). Run it as
 `python -m tools.make_links`.
 """
 

@@ -1,7 +1,8 @@
-"""Draws a random sample of a cosmic-ray session's mutants, or runs the tests of a mutated module.
+"""Samples the mutants of a cosmic-ray session, or runs the tests of a mutated module.
 
-The mutated modules are the files of quantbench that differ from git's version. mutants.toml lists
-the tests of each.
+A mutant is the code with one deliberate error, which the tests should find. With the arguments
+SESSION COUNT, the session keeps COUNT random mutants. Without arguments, the tests run that
+mutants.toml lists for each file of quantbench with uncommitted changes.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Writes the planner's accuracy tables into docs/planning.md.
+"""Writes the tables of the planner's accuracy into docs/planning.md.
 
-The predictions are compared with published runs: those of the BigScience documents, of other sites
-and of Megatron-Bridge. Tables of other sites and models of Megatron-Bridge are predicted with
-factors that were fitted without them (`left out`). Run it as
-`python -m tools.planner_accuracy tests/data docs`.
+Predictions are compared with published training runs from the BigScience documents, other sites and
+Megatron-Bridge. For other sites and Megatron-Bridge, a table or model is predicted with factors
+that were fitted without it. Run it as `python -m tools.planner_accuracy tests/data docs`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Reads Megatron-Bridge's published runs, and ranks its published layouts among all layouts.
 
-Settings that the table does not state are those of Megatron-Bridge's recipes for these runs: no
-recomputation, sequence parallelism with tensor parallelism, a distributed optimizer (ZeRO-3 where
-the table names FSDP), tokens balanced over the experts, and whole experts on each GPU. FP8 stands
-for current scaling per tensor (fp8cs in the names of the recipes).
+Settings that the published table does not give are taken from Megatron-Bridge's recipes for these
+runs: no recomputation, sequence parallelism with tensor parallelism, a distributed optimizer
+(ZeRO-3 where the table names FSDP), tokens balanced over the experts, and whole experts on each
+GPU. FP8 means current scaling per tensor (fp8cs in the names of the recipes).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Reads published tables of layouts, completed with what their source documents say elsewhere.
+"""Reads published tables of layouts, completed with facts from their source documents.
 
-The file contexts.toml beside a table has values for empty cells, corrections of cells that the
-document itself shows to be wrong, and cells that cannot be compared. Each entry states where it was
+The file contexts.toml beside a table fills empty cells, corrects cells that the document itself
+shows to be wrong, and names cells that cannot be compared. Each entry says where its value was
 found.
 """
 

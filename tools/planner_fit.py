@@ -1,10 +1,10 @@
 """Fits the planner's factors to published training runs, and writes the package's planner.json.
 
-Factors of software stacks are fitted to all published tables together, and their intervals come
-from predicting each table, and each stack, with factors fitted without it. The site Jean Zay has
-factors of its own, which are fitted to the rows of BigScience's documents before `LAST_DAY`. Run it
-as `python -m tools.planner_fit tests/data`. docs/planning.md explains why GEMM times have no factor
-at that site.
+The factors of software stacks are fitted to all published tables together. Their intervals come
+from predicting each table, and each stack, with factors that were fitted without it. The site Jean
+Zay has separate factors, fitted to the rows of BigScience's documents before `LAST_DAY`.
+docs/planning.md explains why GEMM times have no factor at that site. Run it as
+`python -m tools.planner_fit tests/data`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""Fits the planner's factors to measured iterations of many stacks and GPUs with partial pooling.
+"""Fits the planner's factors to measured iterations of many software stacks and GPUs.
 
-A factor is a prior mean times the effects of all runs, of the stack's kind of kernels, of the
-stack, of the GPU's architecture, and of this stack on this architecture. Effects have normal priors
-on the log scale, so that few measurements move them little. Each table of runs also has effects of
-its own, which are dropped after the fit, because the runs of one table share what is not modelled.
+Partial pooling lets stacks and GPUs with few measurements borrow from the rest. A factor is the
+product of a prior mean (the value without measurements) and several effects: those of all runs, of
+the stack's kind of kernels, of the stack, of the GPU's architecture, and of the stack on the
+architecture. Effects have normal priors on the log scale, so few measurements change them little.
+Each table of runs also has effects, for causes that are not modelled and that its runs have in
+common. They are dropped after the fit.
 """
 
 from __future__ import annotations

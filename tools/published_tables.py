@@ -1,6 +1,6 @@
 """Reads the published tables of NeuSight, DeepBench and aiter, to which shipped models are fitted.
 
-The files are kept beside the checkout (`DATA`).
+The files are not in the repository. They are expected beside the checkout (`DATA`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Writes profiles of the GPUs that public tables cover, with models, cliffs and verdicts but
-without measured rows.
+"""Writes a profile per GPU in public tables, with models, cliffs and findings but without rows.
 
-The `provenance` of a profile says where the rows are. `python -m tools.shelf` needs the extra
-`tables`. GPUs of `tools.published_tables` are left out if those files are missing.
+The `provenance` of a profile says where the measured rows can be found. `python -m tools.shelf`
+needs the extra `tables`. A GPU whose rows come from `tools.published_tables` is skipped if those
+files are missing.
 """
 
 from __future__ import annotations

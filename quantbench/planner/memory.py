@@ -1,10 +1,10 @@
 """Predicts the memory that a training job needs on its fullest GPU.
 
-`memory` returns the prediction, and `limit_bytes` the usable memory of the GPU. Activations follow
+`memory` returns the prediction, and `limit_bytes` the GPU's usable memory, both in bytes. Users see
+GiB, because a GPU sold with 80 GB has 80 GiB, and nvidia-smi also reports GiB. Activations follow
 Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, 2022, sections 4
 and 5, extended to any MLP width, gated MLPs, any number of key/value heads, latent attention and
-experts. Sizes are in bytes. They are shown in GiB, because a GPU sold with 80 GB has 80 GiB, and
-nvidia-smi also reports GiB.
+experts.
 """
 
 from dataclasses import asdict, dataclass
@@ -16,29 +16,29 @@ from quantbench.workload.dtypes import DTYPES
 from quantbench.workload.parameters import padded_vocab
 
 GIB = 2**30
-# Usable fraction of a GPU's memory. CUDA reports 79.2 of 80 GiB on an A100, and 31.7 of 32 GiB on a
-# V100.
+# Usable fraction of a GPU's memory. CUDA reports 79.2 GiB on an A100 with 80 GiB, and 31.7 GiB on a
+# V100 with 32 GiB.
 _USABLE_SHARE = 0.99
 # Bytes per fp32 element.
 _FP32 = 4
-#: bytes per element of a dropout mask
+#: Bytes per element of a dropout mask.
 MASK_BYTES = 1
-# Bytes per parameter that each optimizer needs: the fp32 master weight, the fp32 gradient during
-# the optimizer step, and two moments (fp32, or one byte each for adam_8bit). torch.optim.Adam makes
-# one more fp32 copy, for the square root of the second moment.
+# Bytes per parameter by optimizer: 4 for the fp32 master weight, 4 for the fp32 gradient during the
+# optimizer step, and 8 for two fp32 moments (2 for adam_8bit, which stores each in one byte).
+# torch.optim.Adam needs 4 more, for the square root of the second moment.
 _STATE_BYTES = {"adam": 4 + 4 + 8 + 4, "fused_adam": 4 + 4 + 8, "adam_8bit": 4 + 4 + 2}
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Memory of the fullest GPU in bytes, by use.
+    """Memory of a GPU in bytes, by use.
 
-    weights: weights, without those that ZeRO-3 gathers for a single layer.
+    weights: weights that the GPU stores, without weights that ZeRO-3 gathers temporarily.
     gradients: accumulated gradients.
-    optimizer: optimizer states, master weights and temporary copies of the optimizer step.
+    optimizer: optimizer states, master weights and temporary copies during the optimizer step.
     activations: activations kept for the backward pass.
-    working: temporary memory of one layer (recomputed activations, and weights and gradients with
-        ZeRO-3), and the logits.
+    working: temporary memory: one layer's recomputed activations, the weights and gradients of the
+        layers that ZeRO-3 gathers, and the logits.
     slack: unused memory that the caching allocator reserves.
     base: CUDA context, communicators, buckets and workspaces.
     stage: index of the GPU's pipeline stage, from 0.
@@ -80,7 +80,8 @@ def memory(job: Job, layout: Layout, calibration: Calibration) -> Memory:
     found = []
     stage = 0
     for kind in stages_of(job.shape, layout):
-        # Among equal stages, the first stage keeps the activations of the most micro-batches.
+        # Equal stages differ only in the number of micro-batches whose activations they keep. The
+        # first of them keeps the largest number, so only it is evaluated.
         found.append(_stage(job, layout, calibration, kind, stage))
         stage += kind.count
     return max(found, key=lambda one: one.total)
@@ -89,7 +90,7 @@ def memory(job: Job, layout: Layout, calibration: Calibration) -> Memory:
 def embedding_parameters(shape: TransformerShape, tp: int) -> int:
     """Returns the number of parameters of the embedding matrix on one of `tp` GPUs.
 
-    The matrix of the logits has the same number.
+    The logits matrix has the same number of parameters.
     """
     return padded_vocab(shape.vocab, tp) // tp * shape.hidden
 
@@ -97,7 +98,9 @@ def embedding_parameters(shape: TransformerShape, tp: int) -> int:
 def stage_parameters(job: Job, layout: Layout, kind: StageKind) -> tuple[int, int]:
     """Returns a stage's number of parameters on one GPU, as (outside experts, in routed experts).
 
-    The first number includes embeddings, biases and norms.
+    The number outside experts includes embeddings, biases and norms.
+
+    kind: layers of the stage, and whether it has the embedding and the logits.
     """
     shape = job.shape
     embeddings = kind.first + kind.last
@@ -126,12 +129,16 @@ def _linear_weights(
 def linear_weight_bytes(job: Job) -> float:
     """Returns the bytes per linear-layer weight that a GPU keeps during a micro-batch.
 
-    With an 8- or 4-bit recipe, Transformer Engine keeps quantized copies in addition to the 16-bit
-    weights. A stack with quantized weights (`Stack.narrow_weights`) keeps only the copies. The
-    forward GEMM and dgrad read weights in different directions and need one copy each, because
-    Hopper's FP8 GEMMs take only the TN layout, and because a block of scales has a direction. One
-    copy is enough for FP8 with one scale per tensor on compute capability 10.x and 11.x, whose
-    tensor cores read it in both directions. Sources: Transformer Engine,
+    Without a recipe for 8- or 4-bit formats, a GPU keeps the 16-bit weight. With a recipe,
+    Transformer Engine keeps quantized copies in addition to the 16-bit weight. A stack with
+    quantized weights (`Stack.narrow_weights`) keeps only the copies.
+
+    The forward GEMM and the GEMM for the input's gradient read the weights in different directions.
+    Each needs its own copy, because Hopper's FP8 GEMMs take only the TN layout, and because blocks
+    with a common scale have a direction. One copy is enough for FP8 with one scale per tensor on
+    compute capability 10.x and 11.x, whose tensor cores read both directions.
+
+    Sources: Transformer Engine,
     docs/features/low_precision_training/performance_considerations, issues 1261 and 1880, and
     nvte_is_non_tn_fp8_gemm_supported.
     """
@@ -153,7 +160,7 @@ def _stage(
 ) -> Memory:
     """Predicts the memory of a GPU in one pipeline stage.
 
-    kind: layers of the stage, and whether it holds embedding and logits.
+    kind: layers of the stage, and whether it has the embedding and the logits.
     stage: index of the stage, from 0.
     """
     shape = job.shape
@@ -161,24 +168,24 @@ def _stage(
     dense, experts = stage_parameters(job, layout, kind)
 
     def shared(level: int) -> float:
-        """Returns the number of parameters for which one GPU holds a certain state.
+        """Returns the number of parameters for which one GPU stores a state, such as gradients.
 
-        level: lowest ZeRO stage that shards the state.
+        level: lowest ZeRO stage that shards the state: 1 optimizer, 2 gradients, 3 weights.
         """
         if layout.zero < level:
             return float(dense + experts)
         return dense / layout.replicas + experts / layout.expert_replicas
 
-    # PyTorch's FSDP keeps no 16-bit weights or gradients. It shards fp32 weights and gradients,
-    # which are counted as optimizer memory, and casts weights when it gathers them.
+    # PyTorch's FSDP stores no 16-bit weights or gradients. It shards fp32 weights and gradients,
+    # which count as optimizer memory here, and casts weights to 16 bits when it gathers them.
     half = w
     if layout.zero >= 3 and software(job.stack).fsdp:
         half = 0
     gradient = half
     states = _STATE_BYTES[job.optimizer]
     if software(job.stack).fp32_gradients and shape.attention_dtype == "bf16":
-        # The optimizer reads fp32 gradients without a copy (Megatron Core User Guide, Distributed
-        # Optimizer).
+        # Gradients are accumulated in fp32, so the optimizer needs no fp32 copy of them (Megatron
+        # Core User Guide, Distributed Optimizer).
         gradient = _FP32
         states -= _FP32
     kept = stage_activations(job, layout, kind)
@@ -214,16 +221,17 @@ def _stage(
 
 
 def _tokens(job: Job, layout: Layout) -> float:
-    """Returns the number of a micro-batch's tokens on one GPU."""
+    """Returns the number of tokens per GPU in one micro-batch."""
     return layout.mbs * job.shape.seq / layout.cp
 
 
 def in_flight(layout: Layout, stage: int, micro_batches: int) -> float:
     """Returns the number of micro-batches whose activations a stage keeps at the same time.
 
-    With plain 1F1B, the number is pp - stage. With interleaved stages, each stage keeps the
-    activations of pp - 1 more chunks, which adds (pp - 1) / interleave micro-batches (Korthikanti
-    et al., section 4.2.3). The number is at most `micro_batches`.
+    The schedule is 1F1B (one forward pass, then one backward pass). A stage keeps pp - stage
+    micro-batches. With interleaved stages, it keeps pp - 1 more chunks of layers, which adds
+    (pp - 1) / interleave micro-batches (Korthikanti et al., section 4.2.3). The number is at most
+    `micro_batches`.
 
     stage: index of the stage, from 0.
     micro_batches: micro-batches per pipeline and iteration.
@@ -235,7 +243,9 @@ def in_flight(layout: Layout, stage: int, micro_batches: int) -> float:
 
 
 def stage_activations(job: Job, layout: Layout, kind: StageKind) -> float:
-    """Returns the bytes of activations that a GPU keeps per micro-batch until the backward pass.
+    """Returns the bytes of activations that a GPU keeps for one micro-batch.
+
+    With full recomputation, only each layer's input is kept.
 
     kind: layers of the GPU's stage.
     """
@@ -257,7 +267,7 @@ def stage_activations(job: Job, layout: Layout, kind: StageKind) -> float:
 
 
 def _layer_activations(job: Job, layout: Layout, *, dense: bool) -> float:
-    """Returns the bytes of activations that one layer's backward pass reads, per micro-batch.
+    """Returns the bytes of activations that one layer's backward pass reads for one micro-batch.
 
     For a GPT layer in 16 bits with dropout, the result is s·b·h·(10 + 24/t) bytes plus the
     activations of the attention core, where s is seq, b is mbs, h is hidden and t is tp.
@@ -271,17 +281,17 @@ def _layer_activations(job: Job, layout: Layout, *, dense: bool) -> float:
     kept = DTYPES[shape.dtype].a_bytes if shape.fp8_recipe else w
     # Inputs of the two norms, of qkv and of the MLP, and two dropout masks.
     whole = tokens * shape.hidden * (2 * w + 2 * kept + 2 * MASK_BYTES * shape.dropout)
-    # Latents of latent attention before and after their norms (DeepSeek-V2, arXiv:2405.04434,
-    # section 2.1). They are not divided over tp.
+    # Latents of latent attention, before and after their norms (DeepSeek-V2, arXiv:2405.04434,
+    # section 2.1). They are not split over tp GPUs.
     whole += tokens * ((shape.q_rank + shape.kv_rank) * (w + kept) + shape.rope_dim * w)
-    # Width of queries, keys, values and attention output together.
+    # Combined width of queries, keys, values and attention output.
     width = shape.heads * shape.head_dim + max(shape.kv_heads, layout.tp) * (
         shape.head_dim + shape.value_width
     )
     width += shape.heads * shape.value_width
     each = (1 + shape.gated) * w + kept
     mlp_bytes = each * shape.ffn
-    if shape.experts and not dense:  # includes the rows gathered for the experts
+    if shape.experts and not dense:  # includes the tokens' rows, gathered for each of top_k experts
         mlp_bytes = shape.top_k * (each * shape.moe_ffn + kept * shape.hidden)
         mlp_bytes += each * shape.shared_ffn
     divided = tokens * (w * width + mlp_bytes) / layout.tp
@@ -291,10 +301,11 @@ def _layer_activations(job: Job, layout: Layout, *, dense: bool) -> float:
 
 
 def _core_activations(job: Job, layout: Layout) -> float:
-    """Returns the bytes that one attention core's backward pass reads, per micro-batch.
+    """Returns the bytes that the backward pass of attention's core (between qkv and proj) reads.
 
-    Unfused attention keeps the softmax output and, with dropout, the dropout mask and output. Fused
-    attention keeps one fp32 statistic per query and head.
+    They are for one layer and one micro-batch. Unfused attention keeps the softmax output and, with
+    dropout, the dropout mask and output. Fused attention keeps one fp32 statistic per query and
+    head.
     """
     shape = job.shape
     rows = layout.mbs * shape.heads / layout.tp * shape.seq / layout.cp

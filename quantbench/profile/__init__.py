@@ -1,6 +1,8 @@
-"""Stores and queries the profile of one GPU: measured tables, fitted models, cliffs and findings.
+"""Stores and queries the profile of one GPU.
 
-The package imports its names on first use, so that importing one of its light modules stays fast.
+A profile has measured tables, fitted models, cliffs (jumps of the time between neighbouring sizes)
+and findings (verdicts on rules of thumb). `Profile` is the entry point. Names are imported on first
+use, so that importing a light module of the package stays fast.
 """
 
 from importlib import import_module

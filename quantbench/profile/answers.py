@@ -1,8 +1,8 @@
-"""Answers a profile's queries for single shapes and for arrays of shapes.
+"""Estimates times from a profile, for single shapes and for arrays of shapes.
 
-The rows and the model of each format are selected once, and answers for single shapes are cached.
-MoE layers are answered from their rows or from a model of the rows, and collectives by
-interpolation over the message size.
+`Profile` calls `Shapes` for GEMMs, softmax and attention, `Experts` for MoE layers, and
+`collective_estimates` for collectives. A workload with a measured row gets the time of the row.
+Other times are interpolated between rows or predicted by a model.
 """
 
 from __future__ import annotations
@@ -36,20 +36,22 @@ IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 
 _LARGEST = 2**31 - 1  # largest size in a shape
-_MOST_CACHED = 2**16  # number of cached answers for single shapes
-# Fields of a workload that are not sizes. Together with a provider they are a format.
+_MOST_CACHED = 2**16  # largest number of cached estimates for single shapes
+# Fields of each kind of workload that are not sizes. A format is their values and a provider.
 _FORMATS = {
     "gemm": ("dtype", "layout"),
     "softmax": ("dtype", "mask", "direction"),
     "attention": ("dtype", "causal", "direction"),
 }
-#: values of the fields in _FORMATS, then the provider; None selects the value with the most rows
+#: Values of the fields in _FORMATS, then the provider. None as dtype, layout or provider selects
+#: the value with the most rows.
 Format = tuple[Any, ...]
 
+# Names of the attention masks, by the value of `causal`.
 _MASKS: dict[str | bool, str] = {True: "causal", False: "full"}
 
-# The bound is latency if the arithmetic alone and the memory traffic alone, at the device's peaks,
-# would each take less than this fraction of the time.
+# A shape is bound by latency if, at the device's peaks, its arithmetic takes less than this
+# fraction of the estimated time and its memory traffic does, too.
 _EXPLAINED = 1.0 / 3.0
 
 
@@ -57,15 +59,14 @@ _EXPLAINED = 1.0 / 3.0
 class ProfileEstimates:
     """Times of many shapes. Arrays have the broadcast shape of the query's sizes.
 
-    low_us, high_us: interval of each time.
-    source_code: index in SOURCES.
-    outside: whether the shape is outside the measured range.
-    compute_us, memory_us: time of the arithmetic alone and of the memory traffic alone, at the
+    low_us, high_us: interval around each time.
+    source_code: source of each time, as an index in SOURCES.
+    outside: whether each shape is outside the measured range.
+    compute_us, memory_us: time that the arithmetic alone and the memory traffic alone take at the
         device's peaks.
-    note: one note for all shapes.
-    op: name of the operation, which begins the reason why a shape was not measured
-        (`Estimate.unmeasured`).
-    format: format that the profile answered for, as in `Estimate`.
+    note: caveats that apply to all shapes.
+    op: name of the operation, used in `Estimate.unmeasured`.
+    format: dtype and the other values that are not sizes, as in `Estimate.format`.
     """
 
     latency_us: FloatArray
@@ -86,11 +87,10 @@ class ProfileEstimates:
 
     @cached_property
     def bound(self) -> npt.NDArray[np.str_]:
-        """Bound of each time: compute, memory or latency.
+        """What limits each time: compute, memory or latency.
 
-        The bound is compute or memory, whichever alone takes longer at the device's peaks. It is
-        latency if the arithmetic alone and the traffic alone both take less than a third of the
-        time.
+        The bound is compute or memory, whichever takes longer at the device's peaks. If the longer
+        one takes less than a third of the estimated time, the bound is latency.
         """
         return name_bound(_EXPLAINED * self.latency_us, self.compute_us, self.memory_us)
 
@@ -98,7 +98,7 @@ class ProfileEstimates:
         return len(self.latency_us)
 
     def shaped(self, shape: tuple[int, ...]) -> Estimate | ProfileEstimates:
-        """Returns the estimates as arrays of this shape, or the only Estimate for the shape ()."""
+        """Returns the estimates as arrays of this shape; for the shape (), the single Estimate."""
         if shape == ():
             return self[0]
         arrays: dict[str, Any] = {}
@@ -135,7 +135,8 @@ def broadcast_sizes(
     names, given: names and values of the sizes.
     largest: largest allowed size.
 
-    Raises InputError for values that are not sizes, and for shapes that do not broadcast.
+    Raises InputError for values that are not whole numbers from 1 to `largest`, and for arrays
+    that do not broadcast.
     """
     arrays = []
     for name, values in zip(names, given, strict=True):
@@ -156,7 +157,14 @@ def broadcast_sizes(
 
 
 class Shapes:
-    """Times of GEMMs, softmax and attention on one device."""
+    """Estimates times of GEMMs, softmax and attention on one device.
+
+    tables: measured tables by kind.
+    models: models for shapes that were not measured.
+
+    The rows and the model of each format are selected once, and estimates for single shapes are
+    cached.
+    """
 
     def __init__(self, device: DeviceSpec, tables: Mapping[str, Table], models: Models) -> None:
         self.device = device
@@ -171,16 +179,16 @@ class Shapes:
         """Returns an Estimate for plain numbers, or ProfileEstimates for arrays.
 
         kind: gemm, softmax or attention.
-        of: format to answer for.
+        of: format of the shapes.
         sizes: sizes in the order of SIZES.
         """
         plain = all(type(size) is int for size in sizes)
         return (self._one if plain else self._many)(kind, of, sizes)
 
     def estimates(self, works: Sequence[Compute]) -> dict[Compute, Estimate]:
-        """Estimates each workload, with one query per kind and format.
+        """Estimates each workload, with one array query per kind and format.
 
-        Raises UnsupportedError for other kinds of workloads.
+        Raises UnsupportedError for a workload that is no GEMM, softmax or attention.
         """
         groups: dict[tuple[str, Format], dict[Compute, None]] = {}
         for work in works:
@@ -200,7 +208,7 @@ class Shapes:
         return found
 
     def _choose(self, kind: str, of: Format) -> Chosen:
-        """Selects the rows and the model that answer for a format."""
+        """Selects the rows and the model for a format."""
         *words, provider = of
         fixed = dict(zip(_FORMATS[kind], words, strict=True))
         return choose(self.device, self.tables[kind], self.models, fixed, provider)
@@ -208,21 +216,21 @@ class Shapes:
     def _many(self, kind: str, of: Format, sizes: tuple[Any, ...]) -> Estimate | ProfileEstimates:
         """Implements `estimate`.
 
-        Raises InputError for invalid sizes, for a GEMM without a row whose sides are longer than
-        the models cover, and if a model predicts a time that is not finite and above 0.
+        Raises InputError for invalid sizes, for an unmeasured GEMM with a side above LARGEST_SIDE,
+        and for a model whose times are not finite and above 0.
         """
         chosen = self.chosen(kind, of)
         who = f"profile.{kind}"
         flat, shape = broadcast_sizes(who, SIZES[kind], sizes)
         if kind == "gemm":
-            # The models cover sides up to LARGEST_SIDE. A GEMM with a longer side is answered only
-            # if it has a measured row.
+            # The models cover sides up to LARGEST_SIDE. A GEMM with a longer side needs a measured
+            # row.
             too_long = np.maximum.reduce(flat[:3]) > LARGEST_SIDE
             if too_long.any():
                 unmeasured = too_long & (chosen.surface.index.find(flat) < 0)
                 for row in np.flatnonzero(unmeasured)[:1]:
                     require_reach(*(int(size[row]) for size in flat[:3]))
-        with np.errstate(all="ignore"):  # the lines below refuse what an unsound model answers
+        with np.errstate(all="ignore"):  # times that are not finite and above 0 are refused below
             latency, low, high, code, outside = chosen.surface.many(flat)
         bad = ~(np.isfinite(high) & (low > 0))
         if bad.any():
@@ -232,7 +240,7 @@ class Shapes:
         notes = []
         if chosen.note:
             notes.append(chosen.note)
-            # The rows are of a similar dtype or layout, so no answer counts as measured.
+            # The rows are of a similar dtype or layout, so no time counts as measured.
             code[code == MEASURED] = INTERPOLATED
             low *= exp(-chosen.wider)
             high *= exp(chosen.wider)
@@ -261,9 +269,11 @@ class Shapes:
 
 
 class Experts:
-    """Times of MoE layers on one device. Models are fitted on first use and kept.
+    """Estimates times of MoE layers on one device.
 
-    table: table of kind moe.
+    table: measured rows, a table of kind moe.
+
+    Models are fitted on first use and cached.
     """
 
     def __init__(self, device: DeviceSpec, table: Table) -> None:
@@ -273,15 +283,15 @@ class Experts:
 
     @cached_property
     def _row_of(self) -> dict[tuple[Any, str], int]:
-        """Row of each pair of layer and provider, in the table's order."""
+        """Index of the table's row for each pair (layer, provider), in the table's order."""
         keys = zip(self.table.workloads(), self.table["provider"].tolist(), strict=True)
         return {key: row for row, key in enumerate(keys)}
 
     def estimates(self, works: Sequence[MoE], provider: str | None = None) -> dict[MoE, Estimate]:
-        """Estimates each layer.
+        """Estimates each layer, from its measured row or else from a model.
 
-        provider: provider whose kernels run the layers. None means the provider with the most rows
-            of the layer's dtype.
+        provider: provider whose kernels run the layers; None selects, for each dtype, the provider
+            with the most rows.
 
         Raises UnsupportedError if `provider` is given but has no row of a layer's dtype.
         """
@@ -305,12 +315,13 @@ class Experts:
         return found
 
     def model(self, dtype: str, library: str) -> MoEModel:
-        """Returns the model of one dtype and library.
+        """Returns the model for one dtype and library.
 
-        library: a library, or a provider such as trtllm.cutlass.
+        library: a library, or a provider such as trtllm.cutlass. For a library, the provider with
+            the most rows of the dtype is used.
 
-        Of a library's providers, the one with the most rows counts. The model is fitted to the
-        rows of this provider, or is the shipped model if the rows are few.
+        The model is fitted to the provider's rows. With fewer than FEWEST_ROWS rows, it is the
+        shipped model.
         """
         if "." in library:
             return self._model(dtype, library)
@@ -331,7 +342,7 @@ class Experts:
         return self._models[key]
 
     def _fitted(self, dtype: str, provider: str) -> MoEModel:
-        """Returns a model fitted to a provider's rows, or the shipped model if the rows are few."""
+        """Fits a model to a provider's rows, or loads the shipped model if the rows are few."""
         rows = self._rows(dtype, provider)
         if len(rows) < FEWEST_ROWS:
             library = provider.partition(".")[0]
@@ -344,10 +355,10 @@ class Experts:
 
 
 _WHO = "profile.collective"
-# Smallest half-width (log time) of times outside the measured message sizes, and half-width of
-# interpolated times if fewer than three sizes were measured.
+# Half-width (log time) of an interval without leave-one-out errors: used if fewer than three
+# message sizes were measured, and the minimum for times outside the measured sizes.
 _BLIND = log(1.3)
-# Smallest half-width (log time) of an interpolated time.
+# Smallest half-width (log time) of the interval around an interpolated time.
 _LEAST_HALF_WIDTH = 0.01
 
 
@@ -362,10 +373,10 @@ def collective_estimates(
 ) -> Estimate | ProfileEstimates:
     """Implements `Profile.collective`.
 
-    Only message sizes are interpolated, as a power law between two measured sizes, because there is
-    no network model. A message below the measured sizes takes as long as the smallest measured
-    message. A message above the measured sizes runs at the rate of the largest measured message (as
-    in `latency.interconnect.Link`).
+    Between two measured message sizes, the time is interpolated as a power law. There is no network
+    model, so the numbers of GPUs and nodes must have been measured. A message below the measured
+    sizes takes as long as the smallest measured message. A message above the measured sizes runs at
+    the rate of the largest measured message (as in `latency.interconnect.Link`).
     """
     Collective(
         op, 2**10, num_gpus, dtype or "bf16", num_nodes
@@ -420,10 +431,11 @@ def collective_estimates(
 
 
 def _half_width(log_bytes: FloatArray, log_us: FloatArray) -> float:
-    """Returns the half-width of an interpolated time: the 0.9 quantile of the errors in log time.
+    """Returns the half-width, in log time, of the interval around an interpolated time.
 
-    The errors are those of the inner rows, each interpolated from its two neighbours. The
-    half-width is at least _LEAST_HALF_WIDTH, and _BLIND if there is no inner row.
+    Each row except the first and the last is interpolated from its two neighbours. The half-width
+    is the 0.9 quantile of the errors, but at least _LEAST_HALF_WIDTH. With fewer than three rows,
+    it is _BLIND.
 
     log_bytes, log_us: (rows,), logarithms of message sizes and times, ascending in size.
     """
@@ -435,7 +447,7 @@ def _half_width(log_bytes: FloatArray, log_us: FloatArray) -> float:
 
 
 def _measured(table: Table, op: str) -> str:
-    """Returns which collectives were measured, for an error message."""
+    """Lists the measured collectives for an error message."""
     if not len(table):
         return (
             "a profile with collectives: of `quantbench comm`, "
@@ -451,4 +463,5 @@ def _measured(table: Table, op: str) -> str:
 
 
 def _over(num_gpus: int, num_nodes: int) -> str:
+    """Returns the number of GPUs, and of nodes if there are several, in words."""
     return f"{num_gpus} GPUs" + (f" on {num_nodes} nodes" if num_nodes > 1 else "")

@@ -1,7 +1,8 @@
-"""Finds the sizes at which linear interpolation between a profile's GEMMs is most wrong.
+"""Finds where linear interpolation between a profile's GEMMs is wrong, and which points to measure.
 
-The module also finds the minimum number of points to measure that would keep the error within a
-bound. The expected times between the rows come from the profile's model, scaled to match the rows.
+`find` returns the size with the largest error in each gap between two rows, and the minimum set of
+new points that keeps the error within a bound. Between rows, the expected time comes from the
+profile's model, scaled to match the rows.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ class Spot:
     """Size m with the largest interpolation error between two neighbouring rows of one (n, k).
 
     low, high: m of the two rows.
-    interpolated_us: time at m on the line between the two rows.
-    expected_us: time at m by the model, scaled to match the rows.
+    interpolated_us: time at m, interpolated linearly between the two rows.
+    expected_us: time at m that the model predicts, scaled to match the rows.
     """
 
     n: int
@@ -49,11 +50,12 @@ class Blindspots:
     """Blind spots of a table of GEMMs of one dtype.
 
     num_rows: number of rows in the table.
-    spots: one spot per gap between rows, largest error first.
+    spots: one spot per gap between two rows, largest error first. Gaps without a size to consider
+        have no spot.
     add: shapes (m, n, k) to measure, ordered by n, k and ascending m.
-    before, after: absolute relative errors of interpolated times, before and after the shapes in
-        `add` are measured, at all considered sizes m (`Site.m`) without a row in the table. At the
-        shapes in `add`, `after` is 0.
+    before, after: absolute relative error of the interpolated time at each considered size m
+        (`Site.m`) without a row, before and after the shapes in `add` are measured. At the shapes
+        in `add`, `after` is 0.
     note: origin of the expected times.
     """
 
@@ -69,8 +71,9 @@ class Blindspots:
 def find(profile: Profile) -> Blindspots:
     """Finds the blind spots between a profile's GEMMs of the most frequent dtype.
 
-    The result includes the minimum number of points to measure that keep linear interpolation
-    within BOUND. Raises InputError if no (n, k) has two sizes of m.
+    The points in `Blindspots.add` keep the error of linear interpolation within BOUND.
+
+    Raises InputError if no (n, k) has two sizes m.
     """
     dtype = dtype_of(profile, ExportOptions())
     table = products(profile, ExportOptions(dtype=dtype), Exported())
@@ -95,7 +98,7 @@ def find(profile: Profile) -> Blindspots:
 
 
 def _spots(site: Site) -> Iterator[Spot]:
-    """Yields the spot of each gap between neighbouring rows that has a size m to consider."""
+    """Yields one spot for each gap between neighbouring rows; gaps without a size m are skipped."""
     errors = site.errors()
     for low, high in pairwise(np.flatnonzero(site.in_table).tolist()):
         if high - low < 2:

@@ -1,7 +1,7 @@
-"""Builds the parts of a profile from the records of runs: tables, models, cliffs and findings.
+"""Builds a profile's tables, models, cliffs, findings and provenance from the records of runs.
 
-A table has one row per workload and provider. The module also refuses runs that cannot be combined,
-and describes where the rows come from.
+`Profile.from_runs` calls `parts_of`. A table gets one row per workload and provider. Runs that
+cannot be combined, such as runs of different devices, raise InputError.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _WHO = "profile export"
 class _Timing(NamedTuple):
     """Time of one record.
 
-    rank: index of the record's origin in ORIGINS, and of its grade in GRADES; smaller is better.
+    rank: indices of the record's origin in ORIGINS and of its grade in GRADES; smaller is better.
     """
 
     rank: tuple[int, int]
@@ -43,12 +43,12 @@ class _Timing(NamedTuple):
 
 
 def tables_of(runs: Sequence[Run]) -> tuple[dict[str, Table], dict[str, int]]:
-    """Returns the tables by kind, and the number of rows that each run contributes by run id.
+    """Returns the tables by kind, and by run id the number of rows that come from each run.
 
-    If several records time one workload by one provider, only the records with the best origin
-    (measured, imported, simulated) and then the best grade are used. Of these records, the one with
-    the median time becomes the row (the faster of two middle records). The interval of the row
-    covers the intervals of all these records.
+    Several records may time the same workload and provider. Records with the best origin
+    (measured, then imported, then simulated) are kept, and among them the records with the best
+    grade. The kept record with the median time becomes the row; of two middle records, the faster
+    one does. The row's interval covers the intervals of all kept records.
     """
     groups: dict[str, dict[tuple[Any, ...], list[_Timing]]] = {kind: {} for kind in LAYOUTS}
     for run in runs:
@@ -70,7 +70,7 @@ def tables_of(runs: Sequence[Run]) -> tuple[dict[str, Table], dict[str, int]]:
 
 
 def _timings(records: Iterable[Record]) -> Iterator[_Timing]:
-    """Yields the time of each measured point whose grade is not `rejected`."""
+    """Yields the time of each measured point, except points with the grade `rejected`."""
     for record in records:
         outcome = record.outcome
         if record.role != "point" or not isinstance(outcome, Measured):
@@ -83,10 +83,10 @@ def _timings(records: Iterable[Record]) -> Iterator[_Timing]:
 
 
 def _row(kind: str, timings: list[_Timing], num_rows: dict[str, int]) -> tuple[Any, ...]:
-    """Returns the values of a row after its keys, and counts the row for its run in `num_rows`.
+    """Returns the row's values that follow its key columns, and counts the row in `num_rows`.
 
     timings: times of one workload by one provider.
-    num_rows: number of rows by run id; changed in place.
+    num_rows: number of rows by run id; the count of the row's run is increased in place.
     """
     best = min(timing.rank for timing in timings)
     alike = [timing for timing in timings if timing.rank == best]
@@ -123,7 +123,9 @@ def cache_state(run: Run) -> str:
 def check_alike(runs: Sequence[Run]) -> None:
     """Raises InputError if the runs cannot be combined in one profile.
 
-    The runs must differ, come from one device, be all simulated or none, and have one cache state.
+    There must be at least one run, and no run may be given twice. All runs must be of one device.
+    Runs with a known cache state must have the same state. Simulated runs do not mix with other
+    runs.
     """
     if not runs:
         raise InputError(_WHO, "no runs", "at least one")
@@ -149,9 +151,9 @@ def check_alike(runs: Sequence[Run]) -> None:
         )
 
 
-# Largest number of record keys stored per finding. A finding may have thousands of them.
+# Largest number of record keys stored as evidence per finding. A finding may have thousands.
 _MOST_EVIDENCE = 50
-# Largest number of stored cliffs of single curves.
+# Largest number of cliffs of single curves that a profile stores.
 _MOST_CLIFFS = 300
 
 
@@ -160,8 +162,9 @@ def cliffs_of(
 ) -> tuple[tuple[KnownCliff, ...], int]:
     """Returns the cliffs to store, largest first, and the number of cliffs found.
 
-    A table of tens of thousands of rows has thousands of cliffs, so only the `keep` largest cliffs
-    of single curves are stored. Cliffs common to a family of curves are all stored.
+    A cliff is a jump of the time between neighbouring sizes of a curve. A table with tens of
+    thousands of rows has thousands of cliffs, so only the `keep` largest cliffs of single curves
+    are stored. Cliffs that a family of curves has in common are all stored.
     """
     single: list[KnownCliff] = []
     common: list[KnownCliff] = []
@@ -194,13 +197,16 @@ def cliffs_of(
 
 
 def _edge(cliff: Cliff | CommonCliff) -> dict[str, Any]:
-    """Returns the fields that cliffs of single curves and of families have in common."""
+    """Returns the KnownCliff fields that Cliff and CommonCliff share."""
     names = ("axis", "at", "next", "ratio", "low", "high", "op", "provider", "variant")
     return {name: getattr(cliff, name) for name in names}
 
 
 def findings_of(checks: Iterable[RunCheck]) -> tuple[Verdict, ...]:
-    """Returns, for each rule, the verdict of the run that compares the most pairs of points."""
+    """Returns one verdict per rule: that of the run which compares the most pairs of points.
+
+    Each verdict keeps at most _MOST_EVIDENCE record keys as evidence.
+    """
     best: dict[str, Verdict] = {}
     for verdict in chain.from_iterable(check.rules for check in checks):
         if verdict.rule not in best or verdict.num_pairs > best[verdict.rule].num_pairs:
@@ -216,7 +222,7 @@ def parts_of(runs: Sequence[Run], *, fit: bool, seed: int) -> dict[str, Any]:
     if not any(map(len, tables.values())):
         raise InputError(_WHO, f"no measured point in {', '.join(num_rows)}", "at least one")
     sources = tuple(source_of(run, rows=num_rows[run.info.run_id]) for run in ordered)
-    checks = list(map(check_run, ordered))  # run by run: a cliff compares points of one run
+    checks = list(map(check_run, ordered))  # one run at a time: a cliff compares points of one run
     cliffs, num_cliffs = cliffs_of(checks)
     device = ordered[0].info.device
     return {
@@ -231,9 +237,9 @@ def parts_of(runs: Sequence[Run], *, fit: bool, seed: int) -> dict[str, Any]:
 
 
 def source_of(run: Run, *, rows: int) -> RunSource:
-    """Returns the provenance of a run.
+    """Describes a run for the provenance of a profile.
 
-    rows: number of rows of the profile that come from the run.
+    rows: number of the profile's rows that come from the run.
     """
     keys = hashlib.sha256("\n".join(record.key for record in run.records).encode()).hexdigest()
     return RunSource(
@@ -248,7 +254,7 @@ def source_of(run: Run, *, rows: int) -> RunSource:
 
 
 def software_of(runs: Sequence[Run]) -> dict[str, str]:
-    """Returns the version of each software, or all its versions with commas if the runs differ."""
+    """Returns versions by software name; if the runs differ, all versions, joined by commas."""
     found: dict[str, set[str]] = defaultdict(set)
     for run in runs:
         for name, version in run.info.software.items():

@@ -1,7 +1,8 @@
-"""Reads and writes profile files, and detects any change to them.
+"""Reads and writes profile files, and detects changed or damaged files.
 
-A profile is one JSON file, with a Parquet file beside it for each table of more than 2000 rows. The
-field `sha256` covers the rest of the JSON file, which includes the digests of the Parquet files.
+`Profile.save` and `Profile.load` call `write_document` and `read_document`. A profile is one JSON
+file. Each table with more than 2000 rows has a Parquet file beside the JSON file. The field
+`sha256` covers the rest of the JSON file, including the digests of the Parquet files.
 """
 
 from __future__ import annotations
@@ -34,10 +35,12 @@ _DAMAGED = "was changed or damaged: its sha256 is not"
 def write_document(path: Path, content: ProfileFile, tables: Mapping[str, Table]) -> None:
     """Writes the Parquet files of large tables, and then the JSON file, each file atomically.
 
-    The files are not replaced together, but a reader recognizes a mixture of old and new files by
-    the digests in the JSON file.
+    An interrupted write may leave old and new files side by side. `read_document` then raises
+    StoreError, because the digests in the JSON file do not match the Parquet files.
 
+    path: the JSON file.
     content: the profile without its tables.
+    tables: tables by kind.
 
     Raises InputError for numbers that are not finite, and StoreError if a file cannot be written.
     """
@@ -78,7 +81,7 @@ def digest(data: Json) -> str:
 def document_text(data: Json) -> str:
     """Returns the JSON text of a profile, laid out so that `diff` compares two profiles.
 
-    Each row, model, cliff and finding is on a line of its own, and so is each remaining part.
+    Each row, model, cliff and finding has its own line. The remaining fields have one line each.
     """
     lines = []
     for name, value in data.items():
@@ -131,8 +134,10 @@ def parquet_bytes(rows: list[dict[str, Any]], **options: Any) -> bytes:
 
 
 def from_parquet(kind: str, content: bytes, shown: str) -> Table:
-    """Inverse of `to_parquet`.
+    """Reads a table from Parquet bytes; the inverse of `to_parquet`.
 
+    kind: kind of the table, as in LAYOUTS.
+    content: bytes of the Parquet file.
     shown: name of the file for error messages.
 
     Raises StoreError if the content is no Parquet file, and InputError for invalid columns or
@@ -142,7 +147,7 @@ def from_parquet(kind: str, content: bytes, shown: str) -> Table:
     import pyarrow.parquet as pq
 
     try:
-        # The columns hold Python's values, because `to_numpy` would import an installed pandas.
+        # to_pydict gives Python values. `to_numpy` would import pandas if it is installed.
         columns = pq.ParquetFile(pa.BufferReader(content)).read(use_threads=False).to_pydict()
     except (pa.ArrowException, OSError, ValueError) as error:
         raise StoreError(
@@ -152,10 +157,10 @@ def from_parquet(kind: str, content: bytes, shown: str) -> Table:
 
 
 def read_document(path: Path) -> tuple[ProfileFile, dict[str, Table]]:
-    """Returns the content of a profile file, and its tables by kind.
+    """Returns the content of a profile's JSON file, and its tables by kind.
 
-    Raises StoreError if a file cannot be read or was changed, and InputError if its content is
-    invalid.
+    Raises StoreError if the JSON file or a Parquet file cannot be read or was changed, and
+    InputError for invalid content.
     """
     data = parse(_read(path, "a readable file"), str(path))
     stored = data.get("tables")
@@ -180,12 +185,13 @@ def _read(path: Path, expected: str) -> bytes:
 
 
 def parse(raw: bytes, shown: str) -> Json:
-    """Parses a profile document.
+    """Parses a profile document and checks its digest.
 
+    raw: content of the JSON file.
     shown: name of the file for error messages.
 
-    Raises StoreError if the document is no profile or its digest is wrong, and InputError for
-    another version or a number that is not finite.
+    Raises StoreError if the document is no profile or does not match its digest, and InputError
+    for another format version or a number that is not finite.
     """
     try:
         data = json.loads(raw)
@@ -211,7 +217,7 @@ def parse(raw: bytes, shown: str) -> Json:
 
 
 def _stored_table(kind: str, data: Any) -> InlineTable | StoredFile:
-    """Decodes a table of the JSON file: its rows, or the description of its Parquet file."""
+    """Decodes a table entry in the JSON file: inline rows, or a reference to a Parquet file."""
     who = f"profile table {kind}"
     if isinstance(data, dict) and "rows" in data:
         return decode(InlineTable, data, who)
@@ -221,8 +227,8 @@ def _stored_table(kind: str, data: Any) -> InlineTable | StoredFile:
 def _inline(kind: str, stored: InlineTable) -> Table:
     """Returns a table whose rows are in the JSON file.
 
-    Raises InputError for columns that are not those of the kind, for values of wrong types, and for
-    rows of the wrong length.
+    Raises InputError if the columns do not match the layout of `kind`, for values of wrong types,
+    and for rows of the wrong length.
     """
     who = f"profile table {kind}"
     layout = LAYOUTS[kind]
@@ -241,10 +247,13 @@ def _inline(kind: str, stored: InlineTable) -> Table:
 
 
 def _beside(kind: str, stored: StoredFile, path: Path) -> Table:
-    """Returns a table from its Parquet file in the folder of the JSON file `path`.
+    """Reads a table from its Parquet file, which is beside the JSON file.
 
-    Raises StoreError if the Parquet file cannot be read or was changed, and InputError if it does
-    not match its description.
+    stored: the JSON file's description of the Parquet file.
+    path: the JSON file.
+
+    Raises StoreError if the Parquet file cannot be read or was changed, and InputError if the
+    table does not match `stored`.
     """
     who = f"profile table {kind}"
     name = stored.file

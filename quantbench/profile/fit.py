@@ -1,4 +1,7 @@
-"""Fits the models of a profile to its rows, or selects shipped models if the rows are too few."""
+"""Fits a profile's models to its rows, or selects shipped models where rows are too few.
+
+`models_of` is the entry point.
+"""
 
 from __future__ import annotations
 
@@ -24,22 +27,23 @@ from quantbench.profile.table import Table
 
 FloatArray = npt.NDArray[np.float64]
 
-# A GEMM model is an ensemble. With more rows than this, its members hardly differ, so fewer members
-# and trees are fitted (TABLE_EFFORT).
+# A GEMM model is an ensemble. If it is fitted to more rows than this, its members hardly differ, so
+# TABLE_EFFORT fits fewer members and trees.
 _MANY_PRODUCT_ROWS = 2000
-# Largest number of rows of prompts, and of decoding, to which attention's Gaussian process is
-# fitted. The fit takes time cubic in the number of rows.
+# Largest number of prompt rows, and of decoding rows, to which attention's Gaussian process is
+# fitted. The time of the fit is cubic in the number of rows.
 _MOST_ATTENTION_ROWS = 600
 # Providers that run softmax as several kernels.
 _UNFUSED_PROVIDERS = ("torch.eager",)
 
 
 def models_of(device: DeviceSpec, tables: dict[str, Table], *, fit: bool, seed: int) -> Models:
-    """Returns the models of a profile: GEMMs by dtype and library, softmax and attention.
+    """Returns a profile's models for GEMMs, softmax and attention.
 
-    Each library with GEMM rows of a dtype that has a peak on the device gets a model for that
-    dtype. Without such rows there is one model for bf16, or for fp16 if the device has no bf16. A
-    CPU gets no models, because the models describe thread blocks and waves.
+    There is one GEMM model for each measured pair of a dtype and a library, if the device has a
+    peak for the dtype. Without such a pair, there is one GEMM model, for bf16, or for fp16 if the
+    device has no bf16. A CPU gets no models, because the models describe thread blocks and waves
+    (sets of blocks that run at once).
 
     tables: tables by kind.
     fit: whether to fit the models to the rows; if False, the shipped models are used.
@@ -68,7 +72,7 @@ def models_of(device: DeviceSpec, tables: dict[str, Table], *, fit: bool, seed: 
 
 
 def _most_of(table: Table, *columns: str) -> Table:
-    """Keeps the rows with the most frequent value of the first column, then of the next one, …"""
+    """Keeps the rows with the most frequent value of each column, applied column by column."""
     for name in columns:
         if len(table):
             table = table.matching(**{name: table.most_frequent(name)})
@@ -78,16 +82,18 @@ def _most_of(table: Table, *columns: str) -> Table:
 def _product(
     device: DeviceSpec, table: Table, dtype: str, library: str, fit: bool, seed: int
 ) -> GemmModel:
-    """Returns the GEMM model of one dtype and library, fitted to at most TABLE_ROWS random rows.
+    """Returns the GEMM model for one dtype and library.
 
-    The rows are those of the provider with the most rows. If they are few or `fit` is False, the
-    model is the shipped one.
+    The model is fitted to at most TABLE_ROWS random rows, all of the provider with the most rows.
+    With fewer than FEWEST_PRODUCT_ROWS rows, or if `fit` is False, the model is a shipped one.
+
+    table: rows of the dtype and library.
     """
     table = _most_of(table, "provider")
-    m = table["m"] * table["batch"]  # a batched GEMM counts with the rows of all its matrices
+    m = table["m"] * table["batch"]  # the limit on m applies to the whole batch
     whole = (m <= LARGEST_SIDE) & (table["n"] <= LARGEST_SIDE) & (table["k"] <= LARGEST_SIDE)
     plain = whole & (table["batch"] == 1)
-    # Batched GEMMs are used only if there are too few GEMMs with a batch of 1 for a fit.
+    # Batched GEMMs are added only if the GEMMs with batch 1 are too few for a fit.
     kept = np.flatnonzero(plain if plain.sum() >= FEWEST_PRODUCT_ROWS else whole)
     if not fit or len(kept) < FEWEST_PRODUCT_ROWS:
         return _unfitted(device, dtype)
@@ -109,15 +115,15 @@ def _product(
 
 
 def _unfitted(device: DeviceSpec, dtype: str) -> GemmModel:
-    """Returns the best GEMM model of a dtype that needs no rows of the profile."""
+    """Returns the best GEMM model for a dtype without using the profile's rows."""
     return GemmModel.best(device.name if device in known_devices() else device, dtype=dtype)
 
 
 def _softmax(device: DeviceSpec, table: Table, fit: bool) -> tuple[SoftmaxModel, bool]:
     """Returns the softmax model, and whether it describes one fused kernel.
 
-    The model is fitted to the most frequent provider and dtype. It is the shipped model if `fit` is
-    False or there are no rows.
+    The model is fitted to the rows of the most frequent provider, and of that provider's most
+    frequent dtype. Without rows, or if `fit` is False, it is the shipped model.
     """
     table = _most_of(table, "provider", "dtype")
     if not fit or not len(table):
@@ -131,10 +137,11 @@ def _softmax(device: DeviceSpec, table: Table, fit: bool) -> tuple[SoftmaxModel,
 
 
 def _attention(device: DeviceSpec, table: Table, fit: bool, seed: int) -> AttentionModel | None:
-    """Returns the attention model, or None if the device supports neither the dtype nor fp16.
+    """Returns the attention model, or None if the device supports neither its dtype nor fp16.
 
-    The model is fitted to random rows of the most frequent dtype. It is the shipped model if `fit`
-    is False or the rows are few.
+    The dtype is the most frequent one in the table, or bf16 without rows. The model is fitted to
+    random rows of the dtype. With fewer than FEWEST_ATTENTION_ROWS rows, or if `fit` is False, it
+    is the shipped model.
     """
     table = _most_of(table, "dtype")
     dtype = str(table["dtype"][0]) if len(table) else "bf16"
@@ -142,8 +149,8 @@ def _attention(device: DeviceSpec, table: Table, fit: bool, seed: int) -> Attent
         return None
     if not fit or len(table) < FEWEST_ATTENTION_ROWS:
         return AttentionModel.best(device)
-    # Prompts and decoding may run different kernels, so the provider with the most rows is selected
-    # for prompts and for decoding separately.
+    # Prompts (seq_q equal to seq_k) and decoding may run different kernels, so the provider with
+    # the most rows is selected separately for prompts and for decoding.
     kept = np.zeros(len(table), dtype=bool)
     for phase in (table["seq_q"] == table["seq_k"], table["seq_q"] != table["seq_k"]):
         usual = table.most_frequent("provider", phase)

@@ -1,9 +1,11 @@
-"""Interpolates times between measured shapes with a model that knows the tile and wave edges.
+"""Interpolates times between measured shapes, using a model for the jumps between them.
 
-The model's time is multiplied by the ratio of measured to modelled time, which is smooth across
-edges. The ratio is interpolated between the two nearest measured shapes on a line, along which some
-sizes grow in proportion while the others stay fixed; without such a line, the ratio is the median
-over all measured shapes. The intervals come from leave-one-out errors of the measured shapes.
+Time jumps at a tile or wave edge, the size after which a GEMM needs another tile or another wave
+(set of tiles that run at once). The model has the edges, so the ratio of measured to modelled time
+is smooth. `Surface` interpolates this ratio and multiplies the model's time by it. The ratio comes
+from the two nearest measured shapes on a line, along which some sizes grow in proportion while the
+other sizes stay fixed. Without such a line, the ratio is the median over all measured shapes. The
+intervals of interpolated times come from leave-one-out errors.
 """
 
 from __future__ import annotations
@@ -25,15 +27,15 @@ FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 Array = npt.NDArray[Any]
 
-#: Sources of a time, and their codes, which are indices in SOURCES.
+#: Names of a time's source. The codes below are indices in SOURCES.
 SOURCES = ("measured", "interpolated", "modelled")
 MEASURED, INTERPOLATED, MODELLED = range(3)
 
 
 class RowIndex:
-    """Index of rows by their sizes.
+    """Finds the row that has given sizes.
 
-    sizes: one (rows,) array per size. No two rows are equal.
+    sizes: one (rows,) array per size. No two rows have the same sizes.
 
     >>> index = RowIndex((np.array([1, 2, 2]), np.array([5, 5, 6])))
     >>> index.find((np.array([2, 2]), np.array([6, 7])))
@@ -44,28 +46,29 @@ class RowIndex:
         self._rows = {key: row for row, key in enumerate(_keys(sizes))}
 
     def find(self, sizes: Sizes) -> IntArray:
-        """Returns the index of the row that has exactly these sizes, or -1, (shapes,)."""
+        """Returns for each shape the index of the row with its sizes, or -1, (shapes,)."""
         return np.array([self._rows.get(key, -1) for key in _keys(sizes)], dtype=np.int64)
 
 
 def _keys(sizes: Sizes) -> Iterator[tuple[int, ...]]:
+    """Returns the sizes of each shape as a tuple of Python integers."""
     return zip(*(size.tolist() for size in sizes), strict=True)
 
 
-#: Times are interpolated between two measured shapes on a line only if the sizes that grow along
-#: the line differ by at most this ratio.
+#: Largest gap that is interpolated: ratio of the larger to the smaller of the two neighbouring
+#: measured shapes, in the sizes that grow along the line.
 WIDEST_GAP = 2.0
 
 
 class _Family:
-    """Lines of rows along which some sizes grow in proportion while the other sizes stay fixed.
+    """Family of lines: along each line, the same sizes grow in proportion and the rest stay fixed.
 
     moving: indices of the sizes that grow.
-    rows: (rows,), index of each row, ordered by line and by position on the line.
-    scale, value: (rows,), position on the line and interpolated quantity, in the order of `rows`.
-        Positions ascend on each line.
-    first, ends: (lines,), indices in `rows` of the first row of each line, and one past its last
-        row.
+    rows: (rows,), row indices, sorted by line and then by position on the line.
+    scale: (rows,), position on the line, in the order of `rows`. Positions ascend on each line.
+    value: (rows,), quantity to interpolate, in the order of `rows`.
+    first: (lines,), index in `rows` of each line's first row.
+    ends: (lines,), index in `rows` just past each line's last row.
     """
 
     def __init__(self, sizes: Sizes, value: FloatArray, moving: tuple[int, ...]) -> None:
@@ -78,16 +81,16 @@ class _Family:
         self.first = np.flatnonzero(new)
         self.ends = np.append(self.first[1:], len(new))
         self._lines = RowIndex(tuple(name[self.rows[self.first]] for name in names))
-        # Positions restart on each line. Adding a multiple of the line's index makes them ascend
-        # over all lines.
+        # Positions restart on each line. An offset per line makes them ascend over all lines, so
+        # that one binary search serves all lines.
         self._span = float(scale.max()) + 1.0
         self._ascending = self.scale + self._span * (np.cumsum(new) - 1)
 
     def between(self, low: IntArray, at: Array, high: IntArray) -> tuple[FloatArray, BoolArray]:
-        """Interpolates between pairs of rows.
+        """Interpolates between pairs of rows, linearly in the log of the position.
 
-        Returns the values, and whether the positions of the two rows differ by at most WIDEST_GAP.
-        Both are (shapes,).
+        Returns the values (shapes,), and whether the positions of each pair differ by at most the
+        factor WIDEST_GAP (shapes,).
 
         low, high: (shapes,), indices in `rows` of the two rows.
         at: (shapes,), positions between the two rows.
@@ -97,9 +100,10 @@ class _Family:
         return self.value[low] * (1.0 - share) + self.value[high] * share, near
 
     def bracket(self, sizes: Sizes) -> tuple[BoolArray, FloatArray]:
-        """Returns whether each shape lies between two near rows, and its interpolated value.
+        """Returns whether each shape lies between two rows on a line, and its interpolated value.
 
-        Both are (shapes,).
+        Both arrays are (shapes,). The positions of the two rows must differ by at most the factor
+        WIDEST_GAP.
         """
         names, scale = line_of(sizes, self.moving)
         line = self._lines.find(names)
@@ -125,12 +129,12 @@ def line_of(sizes: Sizes, moving: tuple[int, ...]) -> tuple[Sizes, IntArray]:
 
 @dataclass(frozen=True)
 class Lines:
-    """Interpolation along lines of measured rows.
+    """Interpolates along lines of measured rows.
 
     sizes: one (rows,) array per size.
     value: (rows,), quantity to interpolate.
-    families: kinds of lines, tried in order. Each names the indices of the sizes that grow
-        together.
+    families: families of lines, tried in order. Each is given by the indices of the sizes that grow
+        along its lines.
     """
 
     sizes: Sizes
@@ -138,9 +142,9 @@ class Lines:
     families: tuple[tuple[int, ...], ...]
 
     def between(self, sizes: Sizes) -> tuple[BoolArray, FloatArray]:
-        """Returns whether each shape lies between two measured ones, and its interpolated value.
+        """Returns whether each shape lies between two rows on a line, and its interpolated value.
 
-        Both are (shapes,).
+        Both arrays are (shapes,). The first family with such a line is used.
         """
         found = np.zeros(len(sizes[0]), dtype=bool)
         value = np.zeros(len(found))
@@ -150,9 +154,9 @@ class Lines:
         return found, value
 
     def left_out(self) -> tuple[BoolArray, FloatArray]:
-        """Interpolates each row from its neighbours on a line, as if the row were not there.
+        """Interpolates each row from its two neighbours on a line, without the row itself.
 
-        Returns the same arrays as `between`, (rows,) each.
+        Returns the same two arrays as `between`, here (rows,).
         """
         found = np.zeros(len(self.value), dtype=bool)
         value = np.zeros(len(self.value))
@@ -173,41 +177,42 @@ class Lines:
 
 # Fraction of errors that an interval covers.
 _COVERED = 0.9
-# Smallest number of leave-one-out errors from which `Trust` is estimated. With fewer, the whole
-# ratio is applied, with the half-width of the model.
+# Smallest number of leave-one-out errors from which `Trust` is estimated. With fewer errors, the
+# share is 1 and the half-width is the model's.
 _FEWEST_LEFT_OUT = 8
-# Smallest half-width (log time) of an interpolated time, which covers the drift between runs.
+# Smallest half-width (log time) of the interval around an interpolated time. It covers the drift
+# between runs.
 _LEAST_HALF_WIDTH = 0.01
-# Measured sizes are rounder than queried ones and easier for the model, so leave-one-out errors are
-# too small by this factor, by which `Trust.half_width` is multiplied (estimated from rows of the
-# public A100 table at m other than powers of two).
+# Factor on `Trust.half_width`. Measured sizes are rounder than queried sizes, which makes them
+# easier for the model, so leave-one-out errors are too small by about this factor. It was estimated
+# from the public A100 table's rows at m other than powers of two.
 _LESS_ROUND = 1.15
-# The same factor for a model that was fitted to the measured rows. Single public tables need 1.4
-# (L40S), 1.6 (A100), 1.9 (B200) and 2.2 (H100).
+# The same factor for a model that was fitted to the measured rows. Individual public tables need
+# 1.4 (L40S), 1.6 (A100), 1.9 (B200) and 2.2 (H100).
 _LESS_ROUND_FITTED = 1.75
 # Smallest number of rows from which the model's bias is estimated; with fewer rows the bias is 0.
 _FEWEST_FOR_BIAS = 5
-#: Half-widths (log time) of modelled times are multiplied by this factor outside the measured
-#: range.
+#: Factor on the half-width (log time) of modelled times outside the measured range.
 OUTSIDE_WIDER = 1.5
 
 
-#: latency in µs, half-widths of the 90 % interval below and above the latency in log time, and the
-#: shortest possible time in µs, (shapes,) each
+#: A model's prediction, four arrays (shapes,): latency in µs, the 90 % interval's half-widths (log
+#: time) below and above the latency, and the shortest possible time (the floor) in µs.
 Predicted = tuple[FloatArray, FloatArray, FloatArray, FloatArray]
-#: latency_us, low_us, high_us, source code and whether the shape is outside, (shapes,) each
+#: Five arrays (shapes,): latency_us, low_us, high_us, source code, and whether the shape is outside
+#: the measured range.
 Times = tuple[FloatArray, FloatArray, FloatArray, npt.NDArray[np.int8], BoolArray]
-#: model of all sizes: a function from int64 sizes, (shapes,) each, to a prediction
+#: Model that predicts any shape. The argument has one int64 array (shapes,) per size.
 Base = Callable[[Sizes], Predicted]
 
 
 @dataclass(frozen=True)
 class Trust:
-    """Calibration of an interpolation.
+    """Calibration of an interpolation, from its leave-one-out errors.
 
-    share: fraction that is applied of the difference between the interpolated log ratio and the
-        bias.
-    half_width: half-width in log time of the 90 % interval of an interpolated time.
+    share: how far the correction moves from the bias (share 0) to the interpolated log ratio
+        (share 1).
+    half_width: half-width in log time of the 90 % interval around an interpolated time.
     """
 
     share: float
@@ -216,12 +221,14 @@ class Trust:
 
 @dataclass(frozen=True)
 class Surface:
-    """Times of all shapes, from measured rows and a model.
+    """Estimates the time of any shape, from measured rows and a model.
 
-    sizes, latency_us, low_us, high_us: (rows,) arrays of the measured rows.
-    base: model that predicts all sizes.
-    families: kinds of lines, as in `Lines`.
-    fitted: whether `base` was fitted to these rows, so that its errors on them are too small.
+    sizes: one (rows,) array per size of the measured rows.
+    latency_us, low_us, high_us: (rows,), times of the measured rows and their intervals.
+    base: model that predicts any shape.
+    families: families of lines, as in `Lines`.
+    fitted: whether `base` was fitted to these rows. The model's errors on the rows are then smaller
+        than its errors on other shapes.
     """
 
     sizes: Sizes
@@ -233,7 +240,7 @@ class Surface:
     fitted: bool = False
 
     def many(self, sizes: Sizes) -> Times:
-        """Returns the times of shapes.
+        """Returns the times of shapes: the row's time for a measured shape, else an estimate.
 
         sizes: one int64 array (shapes,) per size.
         """
@@ -252,7 +259,7 @@ class Surface:
         return columns
 
     def _unmeasured(self, sizes: Sizes) -> Times:
-        """Returns the times of shapes without a row, interpolated between rows or else modelled."""
+        """Estimates shapes without a row: interpolated if they lie between rows, else modelled."""
         model_us, below, above, floor_us = self.base(sizes)
         between, ratio = self.lines.between(sizes)
         outside = np.zeros(len(between), dtype=bool)
@@ -294,21 +301,19 @@ class Surface:
 
     @cached_property
     def bias(self) -> float:
-        """Median log ratio of measured to modelled time over all rows.
-
-        The bias is 0 with fewer than five rows.
-        """
+        """Median log ratio of measured to modelled time over all rows; 0 with fewer than five."""
         if len(self.latency_us) < _FEWEST_FOR_BIAS:
             return 0.0
         return float(np.median(self._log_ratio))
 
     @cached_property
     def trust(self) -> Trust:
-        """Calibration from the leave-one-out errors of the rows.
+        """Calibration from the rows' leave-one-out errors.
 
-        A model that was fitted to the rows is closer to the rows than to other shapes. The
-        half-width is then scaled up by the ratio of the model's own half-width, which comes from
-        held-out rows, to the model's errors on the rows, but not beyond the model's own half-width.
+        A model that was fitted to the rows has smaller errors on the rows than on other shapes, so
+        the leave-one-out half-width is too small. This half-width is multiplied by the ratio of the
+        model's half-width, which comes from held-out rows, to the model's error on the rows. The
+        product is limited to the model's half-width.
         """
         if not len(self.latency_us):
             return Trust(1.0, log(2.0))  # not used, because nothing is interpolated without rows
@@ -318,12 +323,12 @@ class Surface:
         predicted = ratio[inner] - self.bias
         true = self._log_ratio[inner] - self.bias
         squares = float((predicted**2).sum())
-        # Least-squares slope of the rows' own log ratios over the interpolated ones.
+        # Least-squares slope of the measured log ratios over the interpolated log ratios.
         share = 1.0
         if squares > 0:
             share = min(1.0, max(0.0, float((predicted * true).sum()) / squares))
         error = np.abs(true - share * predicted)
-        # The quantile of a sample is uncertain by one rank, so the next higher rank is used.
+        # A sample's quantile is uncertain by one rank, so the next higher rank is used.
         rank = min(1.0, _COVERED * (len(error) + 1) / len(error))
         half_width = float(np.quantile(error, rank))
         less_round = _LESS_ROUND
@@ -337,6 +342,6 @@ class Surface:
 
     @property
     def _base_half_width(self) -> float:
-        """Typical half-width in log time of the model's own 90 % interval, over the rows."""
+        """Median over the rows of the model's half-width (log time, 90 % interval)."""
         _, below, above, _ = self.base(self.sizes)
         return float(np.median(np.maximum(below, above)))

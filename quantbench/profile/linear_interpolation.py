@@ -1,7 +1,8 @@
 """Finds where linear interpolation in m between GEMM rows is wrong, and which rows to add.
 
-Time jumps at a tile or wave edge, so a line across the edge is wrong on both sides of the edge. The
-minimum number of added rows that keep the error within a bound is found as a shortest path.
+At a tile or wave edge (the m after which a GEMM needs another row of tiles or another wave), the
+time jumps. A straight line across the edge is wrong on both sides. `Site.rows_to_add` finds the
+smallest set of added rows that keeps the error within a bound, as a shortest path.
 """
 
 from __future__ import annotations
@@ -16,29 +17,29 @@ FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
-#: Largest number of edges considered between two neighbouring rows. Each edge adds two places: the
-#: last size before the edge and the first size after it.
+#: Largest number of edges considered between two neighbouring rows. Each edge adds two sizes m: the
+#: last before the edge and the first after it.
 _EDGES_PER_GAP = 32
-#: Smallest height of a tile. Its multiples include the edges of all tiles, and every wave edge is
-#: also a tile edge.
+#: Smallest tile height (block_m). Its multiples include the edges of all tiles, and every wave edge
+#: is also a tile edge.
 _SMALLEST_BLOCK_M = 16
-#: Relative slack in comparisons of slopes, which covers rounding errors.
+#: Relative tolerance in comparisons of slopes, for rounding errors.
 _ROUNDING = 1e-9
-#: Tables of one library, corrected by one row of each (n, k) of another library's table, err by
-#: 7.6 % in the median with this value, by 9.3 % without an end of the correction, and by 9.4 %
-#: without a correction (aiconfigurator-core 0.12.0: A100, H100, B200 and L40S).
+#: Number of doublings of m beyond the rows after which `through_rows` halves its correction. Tested
+#: by correcting one library's table with one row per (n, k) of another library's table: the median
+#: error is 7.6 % with this value, 9.3 % if the correction never fades, and 9.4 % without correction
+#: (aiconfigurator-core 0.12.0: A100, H100, B200 and L40S).
 _HALVED_AFTER = 2.0
-#: largest relative error of linear interpolation that added rows may leave
+#: Largest relative error of linear interpolation that is accepted after rows are added.
 BOUND = 0.05
 
 
 @dataclass(frozen=True)
 class Site:
-    """Sizes m of one (n, k) with their expected times. A "place" is one such size.
+    """Sizes m of one (n, k) with their expected times. Each size is called a place.
 
     m: (places,), sizes, ascending.
-    expected_us: (places,), expected times in µs: measured where in_table is True, predicted where
-        it is False.
+    expected_us: (places,), times in µs: measured for sizes with a row, predicted for the rest.
     in_table: (places,), whether the table has a row of this size. The first and the last size
         always have rows.
     """
@@ -52,8 +53,8 @@ class Site:
     def errors(self, added: BoolArray | None = None) -> FloatArray:
         """Returns the relative error of linear interpolation at each place, (places,).
 
-        added: (places,), mask of the places that count as rows in addition to the table's rows;
-            None for none.
+        added: (places,), mask of places to interpolate from in addition to the table's rows; None
+            for the table's rows alone.
         """
         rows = self.in_table if added is None else self.in_table | added
         return (
@@ -61,9 +62,9 @@ class Site:
         )
 
     def rows_to_add(self, bound: float) -> BoolArray:
-        """Returns the minimum number of places to add as rows, as a mask (places,).
+        """Returns the smallest set of places to add as rows, as a mask (places,).
 
-        With these rows, linear interpolation is within `bound` of the expected time at every place.
+        With the added rows, linear interpolation errs by at most `bound` at every place.
 
         bound: largest relative error, such as 0.05.
         """
@@ -78,8 +79,9 @@ class Site:
 
 
 def interpolated_us(m: IntArray, rows_m: IntArray, rows_us: FloatArray) -> FloatArray:
-    """Returns the planner's times in µs at sizes m (places,) of one (n, k); nan outside the rows.
+    """Interpolates the rows of one (n, k) linearly in m, as planners do; nan outside the rows.
 
+    m: (places,), sizes at which to interpolate. The result is in µs, (places,).
     rows_m, rows_us: (rows,), sizes and times of the rows, ascending in m.
 
     >>> interpolated_us(np.array([3]), np.array([2, 4]), np.array([10.0, 20.0]))
@@ -90,11 +92,12 @@ def interpolated_us(m: IntArray, rows_m: IntArray, rows_us: FloatArray) -> Float
 
 
 def places_between(rows_m: IntArray) -> IntArray:
-    """Returns the sizes of the rows and both sides of every tile edge between them, ascending.
+    """Returns the rows' sizes m, and the sizes on both sides of each tile edge between rows.
 
-    If there are more than 32 edges between two rows, only every second, fourth, … edge is kept.
+    The result ascends. A gap with more than _EDGES_PER_GAP edges keeps only every second edge, or
+    every fourth, and so on.
 
-    rows_m: (rows,), ascending sizes m of the rows of one (n, k).
+    rows_m: (rows,), sizes m of one (n, k), ascending.
     """
     found = [rows_m]
     for low, high in pairwise(rows_m):
@@ -110,10 +113,11 @@ def places_between(rows_m: IntArray) -> IntArray:
 def through_rows(
     m: IntArray, model_us: FloatArray, in_table: BoolArray, rows_us: FloatArray
 ) -> FloatArray:
-    """Returns a model's times, scaled to match the measured times of the table's rows, (places,).
+    """Scales a model's times so that they pass through the table's rows, (places,).
 
-    Between rows, the log ratio of measured to modelled time is interpolated linearly over log m.
-    Outside the rows, the log ratio of the nearest row halves every _HALVED_AFTER doublings of m.
+    The model's time is multiplied by the ratio of measured to modelled time. Between rows, the log
+    ratio is interpolated linearly over log m. Outside the rows, the nearest row's log ratio is
+    halved with every _HALVED_AFTER doublings of m.
 
     m: (places,), ascending sizes.
     model_us: (places,), the model's times.
@@ -131,13 +135,14 @@ def through_rows(
 
 
 def fewest_between(m: IntArray, expected_us: FloatArray, bound: float) -> list[int]:
-    """Returns the smallest set of rows, as indices, that keep linear interpolation within a bound.
+    """Returns the smallest set of places that keeps linear interpolation within a bound.
 
-    Lines from the first place through these places to the last place, ascending, err by at most
-    `bound`, relative to the expected time, at every place. The result does not contain the first
-    and the last place, which are rows already.
+    The result has indices in ascending order, without the first and the last place, which are rows
+    already. Straight lines from the first place through the returned places to the last place err
+    by at most `bound` at every place.
 
     m, expected_us: (places,), sizes and expected times.
+    bound: largest error, relative to the expected time.
 
     >>> fewest_between(np.array([1, 2, 3, 4]), np.array([1.0, 1.0, 2.0, 2.0]), 0.05)
     [1, 2]
@@ -145,13 +150,14 @@ def fewest_between(m: IntArray, expected_us: FloatArray, bound: float) -> list[i
     places = len(m)
     x = m.astype(np.float64)
     y = expected_us
-    # Smallest number of lines from the first place to each place, and the place before it on them.
+    # steps: smallest number of lines from the first place to each place. came_from: the place where
+    # the last of these lines starts.
     steps = np.full(places, places)
     steps[0] = 0
     came_from = np.full(places, -1)
     for i in range(places - 1):
-        # A line from i to j is within the bound if its slope lies in the interval that each place
-        # between i and j allows.
+        # Every place between i and j limits the slope of the line from i to j to an interval. The
+        # line is within the bound if its slope lies in all these intervals.
         dx = x[i + 1 :] - x[i]
         slope = (y[i + 1 :] - y[i]) / dx
         lowest = np.maximum.accumulate(((1 - bound) * y[i + 1 :] - y[i]) / dx)

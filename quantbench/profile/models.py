@@ -1,4 +1,7 @@
-"""Holds the fitted models of a profile and converts them to JSON and back."""
+"""Defines the models of a profile, which predict unmeasured shapes, and converts them to JSON.
+
+`models_from_json` also checks that loaded models give sound times for probe shapes.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from quantbench.store.typed import Json
 from quantbench.workload import Attention, Softmax
 
 _WHO = "profile model of products"
-# m, n and k of probe shapes. A loaded model must predict a finite time for each of them.
+# m, n and k of probe shapes. A loaded GEMM model must predict finite times above 0 for all of them.
 _PRODUCT_PROBES = np.array(
     [
         (1, 1, 64, 4096, 8192, 32768, 77),
@@ -32,9 +35,9 @@ _PRODUCT_PROBES = np.array(
 
 
 def _product_to_json(model: GemmModel) -> Json:
-    """Returns a GEMM model as JSON.
+    """Returns a GEMM model as a JSON object.
 
-    `model` is the model's file in base64, or None for a model that quantbench ships.
+    The field `model` has the model's file in base64, or None for a model that quantbench ships.
     """
     shipped = model is shipped_model(model.device.name, model.dtype, model.library)
     return {
@@ -48,9 +51,9 @@ def _product_to_json(model: GemmModel) -> Json:
 
 
 def _product_from_json(data: Any, device: DeviceSpec) -> GemmModel:
-    """Inverse of `_product_to_json`.
+    """Loads a GEMM model; the inverse of `_product_to_json`.
 
-    Raises InputError if the data is invalid or describes another device.
+    Raises InputError if the data is invalid or is of another device.
     """
     with _sound(_WHO):
         if data["model"] is None:
@@ -76,7 +79,7 @@ def _product_from_json(data: Any, device: DeviceSpec) -> GemmModel:
 
 @contextmanager
 def _sound(who: str) -> Iterator[None]:
-    """Turns any error from malformed data into an InputError, and mutes numpy's warnings.
+    """Turns the errors that malformed data causes into InputError, and mutes numpy's warnings.
 
     who: the operation for error messages.
     """
@@ -98,14 +101,14 @@ def _sound(who: str) -> Iterator[None]:
 
 
 def _require_times(who: str, found: Estimates) -> None:
-    """Raises InputError unless all times and the ends of their intervals are finite and above 0."""
+    """Raises InputError if a time or an interval's limit is not finite or not above 0."""
     every = np.concatenate([found.low_us, found.latency_us, found.high_us])
     if not (np.isfinite(every) & (every > 0)).all():
         raise InputError(who, f"a time of {every.min():g} µs", "finite times above 0")
 
 
 _KINDS = ("gemm", "softmax", "attention")
-# Probe shapes. A loaded model must predict a finite time for each of them.
+# Probe shapes. A loaded model must predict finite times above 0 for all of them.
 _SOFTMAX_PROBES = (Softmax(64, 2048, 2048), Softmax(1, 1, 1))
 _ATTENTION_PROBES = (Attention(1, 32, 2048, 2048, 128), Attention(8, 8, 64, 64, 64))
 
@@ -116,7 +119,7 @@ class Models:
 
     gemm: one model per dtype and library. For each dtype, the model of the library with the most
         rows comes first.
-    softmax, attention: None if the device has no such model.
+    softmax, attention: one model each, or None if the profile has no such model.
     softmax_fused: True if the softmax model describes one fused kernel, False if it describes
         several kernels.
     """
@@ -127,9 +130,10 @@ class Models:
     attention: AttentionModel | None = None
 
     def product(self, dtype: str, library: str = "") -> GemmModel | None:
-        """Returns the GEMM model of a dtype, or None if there is none.
+        """Returns the GEMM model for a dtype and library, or None if no model has the dtype.
 
-        The model is that of `library` if there is one, or else the first model of the dtype.
+        library: preferred library. Without a model for it, or with "", the dtype's first model is
+            returned.
         """
         of_dtype = [model for model in self.gemm if model.dtype == dtype]
         for model in of_dtype:
@@ -153,9 +157,11 @@ def models_to_json(models: Models) -> Json:
 
 
 def models_from_json(data: Mapping[str, Sequence[Json]], device: DeviceSpec) -> Models:
-    """Inverse of `models_to_json`.
+    """Loads the models; the inverse of `models_to_json`.
 
-    Raises InputError if the data is invalid or describes another device.
+    data: lists of JSON objects by kind.
+
+    Raises InputError if the data is invalid or is of another device.
     """
     if set(data) != set(_KINDS):
         raise InputError(
@@ -205,7 +211,7 @@ def _attention(data: Any, device: DeviceSpec) -> AttentionModel:
         model = AttentionModel.from_json(data, device)
         if model.dtype not in ("fp16", "bf16", "fp32") or not isinstance(model.note, str):
             raise InputError(who, f"dtype = {model.dtype!r}"[:100], "fp16, bf16 or fp32")
-        # On a GPU that has no bf16, a model of bf16 answers for fp16.
+        # On a GPU without bf16, a bf16 model predicts fp16.
         dtype = model.dtype if device.peak(model.dtype) else "fp16"
         probes = [replace(probe, dtype=dtype) for probe in _ATTENTION_PROBES]
         _require_times(who, model.predict(probes))

@@ -1,6 +1,8 @@
 """Builds, saves, loads and queries the profile of one GPU.
 
-A profile has measured tables, fitted models, cliffs and verdicts on rules of thumb.
+`Profile.from_runs` builds a profile from measured runs. A profile has tables of times, models for
+unmeasured shapes, cliffs (jumps of the time between neighbouring sizes) and verdicts on rules of
+thumb.
 """
 
 from __future__ import annotations
@@ -38,23 +40,24 @@ from quantbench.store.folder import Run
 from quantbench.workload import MoE, TransformerShape
 from quantbench.workload.kinds import Compute
 
-#: one size, or an array of sizes
+#: One size, or an array of sizes.
 Size = npt.ArrayLike
-#: Estimate for plain numbers, ProfileEstimates for arrays
+#: Result of a query: an Estimate for plain numbers, ProfileEstimates for arrays.
 Answer = Estimate | ProfileEstimates
 
 
 @dataclass(frozen=True)
 class Profile:
-    """Profile of one device.
-
-    Construction raises InputError for a row with an invalid workload or an impossible time.
+    """Measured times and models of one device, with methods that estimate times from them.
 
     software: versions by name.
+    provenance: runs from which the profile was built.
     tables: measured tables by kind (gemm, softmax, attention, moe, collective). Each may be empty.
     models: models that were fitted to the tables, or shipped models.
     cliffs: known cliffs, largest first.
-    findings: verdicts on the rules of thumb.
+    findings: verdicts on rules of thumb.
+
+    Raises InputError for a row with an invalid workload or an impossible time.
     """
 
     device: DeviceSpec
@@ -75,13 +78,13 @@ class Profile:
 
     @classmethod
     def from_runs(cls, runs: Sequence[Run], *, fit: bool = True, seed: int = 0) -> Profile:
-        """Builds the profile of runs of one device. The order of the runs does not matter.
+        """Builds a profile from the runs of one device. The order of the runs does not matter.
 
         fit: whether to fit models to the rows. If False, the profile has the shipped models.
         seed: the same runs and seed give the same models.
 
-        Raises InputError if there is no run or no measured point, if a run is given twice, and if
-        the runs differ in their device or cache state or only some of them are simulated.
+        Raises InputError if there is no run or no measured point, if a run is given twice, if the
+        runs' devices or cache states differ, and if simulated runs are mixed with other runs.
         """
         from quantbench.profile.build import (
             parts_of,
@@ -91,11 +94,13 @@ class Profile:
 
     @classmethod
     def shipped(cls, device: DeviceSpec) -> Profile:
-        """Returns a profile without rows, whose answers come from the device's shipped models."""
+        """Returns a profile without rows, which estimates times with the shipped models."""
         return cls(device, {}, Provenance(__version__), {})
 
     def save(self, path: str | Path) -> None:
         """Writes a JSON file, and a Parquet file beside it for each large table.
+
+        path: the JSON file.
 
         Raises InputError for a number that is not finite, and StoreError if the files cannot be
         written.
@@ -116,10 +121,12 @@ class Profile:
 
     @classmethod
     def load(cls, path: str | Path) -> Profile:
-        """Reads a profile from its JSON file, or from profile.json in a folder.
+        """Reads a profile.
 
-        Raises StoreError if the file cannot be read or was changed, and InputError if its content
-        is invalid.
+        path: the JSON file, or a folder with a file profile.json.
+
+        Raises StoreError if a file cannot be read or was changed, and InputError for invalid
+        content.
         """
         where = Path(path)
         if os.path.isdir(where):
@@ -143,7 +150,7 @@ class Profile:
 
     @cached_property
     def _sources(self) -> Counter[str]:
-        """Number of workloads that `estimates` answered, by source of the time."""
+        """Number of workloads estimated by `estimates` so far, by source of the time."""
         return Counter()
 
     def gemm(
@@ -157,14 +164,14 @@ class Profile:
         batch: Size = 1,
         provider: str | None = None,
     ) -> Answer:
-        """Returns the time of GEMMs m×k times k×n.
+        """Estimates the time of GEMMs (m×k) · (k×n).
 
         Plain numbers give an Estimate. Arrays broadcast and give ProfileEstimates.
 
-        dtype, layout, provider: None selects the value with the most rows. If a dtype was not
-            measured but its twin (`TWINS`) was, the rows of the twin answer. If a layout was not
-            measured, the rows of the most frequent layout answer. The answer then has a note.
-        batch: independent GEMMs in one call.
+        dtype, layout, provider: None selects the value with the most rows. A dtype without rows
+            uses the rows of its twin dtype (`TWINS`). A layout without rows uses the rows of the
+            most frequent layout. In both cases, the result has a wider interval and a note.
+        batch: number of independent GEMMs in one call.
 
         Raises InputError for invalid sizes and for a provider without rows, and UnsupportedError
         for a dtype that the device does not support.
@@ -182,10 +189,12 @@ class Profile:
         direction: str = "forward",
         provider: str | None = None,
     ) -> Answer:
-        """Returns the time of softmax over the last dimension of (batch, rows, cols).
+        """Estimates the time of softmax over the last dimension of (batch, rows, cols).
 
-        batch: number of matrices; in a transformer, heads / TP × MBS.
+        batch: number of matrices; in a transformer, heads / tensor-parallel GPUs × micro-batch.
         dtype, provider: as in `gemm`.
+        mask: causal or full.
+        direction: forward or backward.
 
         Raises InputError for a causal mask with rows unequal to cols.
         """
@@ -210,18 +219,19 @@ class Profile:
         direction: str = "forward",
         provider: str | None = None,
     ) -> Answer:
-        """Returns the time of fused attention.
+        """Estimates the time of fused attention.
 
         kv_heads: number of key/value heads, which divides heads; 0 means the number of heads.
         dtype, provider: as in `gemm`.
 
-        Raises InputError for causal attention with seq_q unequal to seq_k.
+        Raises InputError for causal attention with seq_q unequal to seq_k, and if kv_heads does
+        not divide heads.
         """
         if causal and np.any(np.not_equal(seq_q, seq_k)):
             what = "causal with seq_q unlike seq_k"
             raise InputError("profile.attention", what, "seq_q equal to seq_k")
         kv: Any = np.where(np.equal(kv_heads, 0), heads, kv_heads)
-        if type(kv_heads) is int:  # a plain number stays plain, so that the answer is cached
+        if type(kv_heads) is int:  # only estimates for plain integers are cached
             kv = kv_heads or heads
         if np.any(np.asarray(heads) % np.maximum(kv, 1) != 0):
             what = f"kv_heads = {kv} of {heads!s} heads"[:100]
@@ -239,13 +249,14 @@ class Profile:
         dtype: str | None = None,
         provider: str | None = None,
     ) -> Answer:
-        """Returns the time of a collective between num_gpus GPUs on num_nodes nodes.
+        """Estimates the time of a collective between num_gpus GPUs, spread evenly over the nodes.
 
-        The GPUs are spread evenly over the nodes.
-
-        message_bytes: size of the message, as in `workload.Collective` (nccl-tests' `size`). Only
-            message sizes are interpolated.
-        dtype, provider: as in `gemm`.
+        op: name of the collective, as in `workload.Collective`.
+        message_bytes: size of the message, as in `workload.Collective` (nccl-tests' `size`).
+            Unmeasured sizes are interpolated.
+        num_gpus, num_nodes: numbers over which the op was measured. They are not interpolated.
+        dtype, provider: None selects the value with the most rows. A dtype without rows uses the
+            rows of the most frequent dtype, with a wider interval and a note.
 
         Raises UnsupportedError if the op was not measured over this number of GPUs and nodes, and
         InputError for invalid sizes and for a provider without rows.
@@ -255,9 +266,9 @@ class Profile:
         )
 
     def moe(self, works: Sequence[MoE], *, provider: str | None = None) -> list[Estimate]:
-        """Returns the time of the experts of each layer on the layer's busiest GPU.
+        """Estimates the time of each layer's experts on the layer's busiest GPU.
 
-        The time is that of a measured row, or comes from a model.
+        A layer with a measured row gets the row's time, any other layer the model's time.
 
         provider: None selects the provider with the most rows of the layer's dtype.
 
@@ -267,14 +278,15 @@ class Profile:
         return [found[work] for work in works]
 
     def experts(self, dtype: str, library: str) -> MoEModel:
-        """Returns the model of a library's or provider's experts.
+        """Returns the model for MoE layers of a dtype, run by a library or provider.
 
-        It is the shipped model if rows are few.
+        library: a library, or a provider such as trtllm.cutlass. With few rows of it, the model is
+            the shipped model.
         """
         return self._experts.model(dtype, library)
 
     def layer(self, shape: TransformerShape, *, backward: bool = True) -> ShapeEstimate:
-        """Returns the time of one layer for one micro-batch on one GPU.
+        """Estimates the time of one transformer layer for one micro-batch on one GPU.
 
         The time is the sum over the layer's ops. Logits, norms, activations and communication are
         not included.
@@ -287,10 +299,10 @@ class Profile:
 
     @property
     def gemm_error(self) -> float | None:
-        """Half-width in log time of the 90 % interval of interpolated GEMMs.
+        """Half-width in log time of interpolated GEMMs' 90 % interval; None without GEMM rows.
 
-        The half-width comes from the leave-one-out errors of the GEMMs of the most frequent format,
-        and is None if no GEMM was measured.
+        The half-width comes from leave-one-out errors in the rows with the most frequent dtype,
+        layout and provider.
         """
         surface = self._shapes.chosen("gemm", (None, None, None)).surface
         return surface.trust.half_width if len(surface.latency_us) else None
@@ -313,7 +325,7 @@ class Profile:
 
     @property
     def note(self) -> str:
-        """Number of rows in the profile, and number of estimates so far from each source."""
+        """Text with the number of rows by table, and the number of estimates so far by source."""
         counted = ", ".join(f"{count} {source}" for source, count in self._sources.most_common())
         rows = ", ".join(
             f"{len(table):,} {kind}" for kind, table in self.tables.items() if len(table)
@@ -324,8 +336,8 @@ class Profile:
 
     @property
     def common_error(self) -> float:
-        """Fraction of the error that ops of one kind have in common; implements `OpTimes`.
+        """Fraction of the error variance that ops of one kind share; implements `OpTimes`.
 
-        The fraction is 0, as for any device with measurements.
+        The fraction is 0, as for any source of times that has measurements of the device.
         """
         return 0.0

@@ -1,4 +1,4 @@
-"""Defines the content of a profile's JSON file as types, which files are decoded to.
+"""Defines the types that a profile's JSON file is decoded to.
 
 `python -m quantbench.profile.schema` prints the JSON Schema, which is generated from the types.
 """
@@ -24,10 +24,10 @@ class RunSource:
 
     origin: measured, imported or simulated.
     source: where imported or simulated times come from.
-    cache: cold, hot or unknown.
+    cache: state of the GPU's cache before each timing: cold, hot or unknown.
     records: number of records in the run.
-    rows: number of rows of the profile that come from the run.
-    keys_sha256: digest of all record keys in order.
+    rows: number of the profile's rows that come from the run.
+    keys_sha256: SHA-256 of the run's record keys, in order, joined by newlines.
     """
 
     run_id: str
@@ -43,9 +43,9 @@ class RunSource:
 class Provenance:
     """Origin of a profile.
 
-    quantbench: version of quantbench that built it.
-    num_cliffs: number of cliffs found, of which the profile stores the largest.
-    note: text that `Profile.note` shows.
+    quantbench: version of quantbench that built the profile.
+    num_cliffs: number of cliffs found. The profile stores only the largest of them.
+    note: text that `Profile.note` includes.
     """
 
     quantbench: str
@@ -58,15 +58,17 @@ class Provenance:
 class KnownCliff:
     """Cliff in measured times: from size `at` to `next`, the time jumps by `ratio` over the trend.
 
-    axis: size that varies.
+    A cliff belongs to a single curve, or to a family of curves that jump at the same size.
+
+    axis: size that varies along the curve.
+    ratio: jump of the time, relative to the trend; for a family, the median over its curves.
     low, high: 95 % interval of the ratio.
     cause, why: kind of the cause, and its explanation for the user.
-    evidence: as in `analysis.blocks.Cause`; "" for a family of curves.
-    num_curves: number of curves in a family, of whose ratios `ratio` is the median; 1 for a cliff
-        of a single curve.
+    evidence: as in `analysis.blocks.Cause`; "" for a family.
+    num_curves: number of curves in a family; 1 for a cliff of a single curve.
     held: sizes that are fixed on the curve; empty for a family.
     before, after: workloads on both sides of the cliff; None for a family.
-    keys: record keys of these two workloads; empty for a family.
+    keys: record keys of the workloads `before` and `after`; empty for a family.
     """
 
     axis: str
@@ -101,7 +103,7 @@ class KnownCliff:
 
 @dataclass(frozen=True)
 class InlineTable:
-    """Small table: a list of values for each row."""
+    """Small table, stored in the JSON file as one list of values per row."""
 
     columns: tuple[str, ...]
     rows: tuple[list[Any], ...]
@@ -109,9 +111,11 @@ class InlineTable:
 
 @dataclass(frozen=True)
 class StoredFile:
-    """Parquet file of a large table, beside the profile's JSON file.
+    """Reference to the Parquet file of a large table, beside the profile's JSON file.
 
-    sha256: digest of the Parquet file.
+    columns: names of the columns.
+    file: name of the Parquet file.
+    sha256: SHA-256 of the Parquet file.
     """
 
     columns: tuple[str, ...]
@@ -124,10 +128,11 @@ class StoredFile:
 class ProfileFile:
     """Content of a profile's JSON file.
 
-    sha256: digest of the file without this field, as JSON with sorted names, no spaces and ASCII
-        escapes.
+    sha256: SHA-256 of the file without this field, written as JSON with sorted names, no spaces
+        and ASCII escapes.
     software: versions by name.
-    models: models by kind. Their content is for quantbench alone.
+    models: models by kind. Only quantbench reads their content, which may change.
+    findings: verdicts on rules of thumb.
     tables: tables by kind (`table.LAYOUTS`), with times in microseconds.
     """
 

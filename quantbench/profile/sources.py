@@ -1,8 +1,8 @@
-"""Selects the rows and the model of a profile that answer a query.
+"""Selects a profile's rows and model for a query, and combines them in an interpolator.
 
-If a dtype or layout has no rows, the rows of its twin dtype or of the most frequent layout answer,
-with a wider interval and a note. The module also adapts the models to the interpolator, and
-predicts from the spec sheet where there is no model.
+`choose` is the entry point. A dtype or layout without rows uses the rows of a similar dtype (its
+twin) or of the most frequent layout, with a wider interval and a note. Where the profile has no
+model, times are predicted from the device's spec sheet.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ from quantbench.workload.dtypes import DTYPES, GEMM_DTYPES, VECTOR_DTYPES
 from quantbench.workload.ops import DIRECTIONS, LAYOUTS, MASKS
 
 BoolArray = npt.NDArray[np.bool_]
-#: values that a query gives for table columns that are not sizes, by column
+#: Values by name of the columns that are not sizes, such as dtype and layout.
 Fixed = Mapping[str, str | bool]
 
-#: table columns that hold the sizes of a workload, by kind of workload
+#: Table columns with the sizes of a workload, by kind of workload.
 SIZES = {
     "gemm": ("m", "n", "k", "batch"),
     "softmax": ("batch", "rows", "cols"),
     "attention": ("batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim"),
 }
-# Sizes that grow together along the lines between measured shapes, as indices in SIZES. The lines
-# are tried in order.
+# Families of lines for `Surface`, tried in order: for each family, the sizes that grow together
+# along its lines, as indices in SIZES.
 _FAMILIES: dict[str, tuple[tuple[int, ...], ...]] = {
     "gemm": ((0,), (1,), (2,), (1, 2), (0, 1), (0, 2), (0, 1, 2), (3,)),
     "softmax": ((0,), (1, 2), (1,), (2,)),
     "attention": ((3, 4), (0,), (1, 2), (5,), (4,), (3,), (1,), (2,)),
 }
-#: Extra half-width (log time) for a layout or twin dtype that was not measured. cuBLAS's layouts
-#: differ by up to 15 % if operands exceed L2.
+#: Extra half-width (log time) if the rows are of another layout or of the twin dtype. The times of
+#: cuBLAS's layouts differ by up to 15 % if the operands exceed L2.
 ALIKE = log(1.15)
 # Half-width (log time) of an estimate from the spec sheet, by kind of device.
 _ROOFLINE = {"cuda": log(2.0), "cpu": log(4.0)}
@@ -65,11 +65,12 @@ _ROOFLINE = {"cuda": log(2.0), "cpu": log(4.0)}
 def roofline_parts(
     device: DeviceSpec, kind: str, sizes: Sizes, fixed: Fixed
 ) -> tuple[FloatArray, FloatArray]:
-    """Returns the times of the minimum memory traffic and of the arithmetic, at the device's peaks.
+    """Returns the time of the minimum memory traffic and the time of the arithmetic, at the peaks.
 
-    Both are (shapes,) in µs. The arithmetic takes 0 µs for softmax, and if the peak is unknown.
+    Both arrays are (shapes,) in µs. The arithmetic counts as 0 µs for softmax and for a dtype
+    without a known peak.
 
-    sizes: sizes in the order of SIZES.
+    sizes: sizes in the order of SIZES, (shapes,) each.
     fixed: values of the columns that are not sizes.
     """
     dtype = str(fixed["dtype"])
@@ -88,8 +89,8 @@ def roofline_parts(
         flops = shapes.flops
     else:
         batch, rows, cols = (size.astype(np.float64) for size in sizes)
-        # Only elements that the mask leaves are read. The backward pass reads two matrices, the
-        # output and its gradient. The whole result is written.
+        # Only unmasked elements are read, but the whole result is written. The backward pass reads
+        # two matrices: the output and its gradient.
         live = rows * (rows + 1) / 2 if fixed["mask"] == "causal" else rows * cols
         reads = 1.0 if fixed["direction"] == "forward" else 2.0
         moved = DTYPES[dtype].element_bytes * batch * (reads * live + rows * cols)
@@ -98,7 +99,7 @@ def roofline_parts(
 
 
 def _attention_shapes(sizes: Sizes, fixed: Fixed) -> AttentionShapes:
-    """Returns the shapes of attention; `sizes` are in the order of SIZES."""
+    """Converts sizes, in the order of SIZES, to the attention model's shapes."""
     count = len(sizes[0])
     masks = np.full(count, fixed["causal"])
     backward = np.full(count, fixed["direction"] == "backward")
@@ -107,12 +108,12 @@ def _attention_shapes(sizes: Sizes, fixed: Fixed) -> AttentionShapes:
 
 
 def _product(model: GemmModel, layout: str, wider: float, sizes: Sizes) -> Predicted:
-    """Predicts GEMMs with a model. The shortest possible time is that of the arithmetic.
+    """Predicts GEMMs with a model. The shortest possible time is the time of the arithmetic.
 
     wider: extra half-width of the interval in log time.
     """
-    # Longer sides are cut, because GEMMs with such sides are answered only from their rows
-    # (`answers`).
+    # Longer sides are clipped. Their prediction is not used, because GEMMs with such sides take
+    # their time from a measured row (`answers`).
     m, n, k, batch = (np.minimum(size, LARGEST_SIDE) for size in sizes)
     found = model.predict(m, n, k, batch=batch, layout=layout)
     half = np.log(found.high_us / found.latency_us) + wider
@@ -132,9 +133,9 @@ def _roofline(device: DeviceSpec, kind: str, fixed: Fixed, sizes: Sizes) -> Pred
 
 
 def _softmax(model: SoftmaxModel, fused: bool, fixed: Fixed, sizes: Sizes) -> Predicted:
-    """Predicts softmax with a model, without a shortest possible time.
+    """Predicts softmax with a model. The shortest possible time is taken as 0.
 
-    fused: whether one fused kernel or several kernels are predicted.
+    fused: True to predict one fused kernel, False to predict several kernels.
     """
     words: Any = dict(fixed)
     words.pop("provider")
@@ -144,7 +145,7 @@ def _softmax(model: SoftmaxModel, fused: bool, fixed: Fixed, sizes: Sizes) -> Pr
 
 
 def _attention(model: AttentionModel, fixed: Fixed, sizes: Sizes) -> Predicted:
-    """Predicts attention with a model. The shortest possible time is that of the arithmetic."""
+    """Predicts attention with a model. The shortest possible time is the time of the arithmetic."""
     _, floor_us = roofline_parts(model.device, "attention", sizes, fixed)
     writes = fixed["causal"] and writes_cache(str(fixed["provider"]))
     found = model.predict(_attention_shapes(sizes, fixed), cache_write=writes)
@@ -163,10 +164,10 @@ def _with_halves(found: Estimates, floor_us: FloatArray) -> Predicted:
 def _product_base(
     device: DeviceSpec, models: Models, dtype: str, library: str, layout: str
 ) -> tuple[Base, str, bool]:
-    """Returns a model of GEMMs of a dtype, its note, and whether the profile has the model.
+    """Returns a GEMM model for a dtype, its note, and whether the model is the profile's own.
 
-    The profile's model of `library` is preferred, then the profile's other models of the dtype, and
-    then the model that `best_gemm_model` finds. A CPU is predicted from the rates of a usual core.
+    The profile's model for `library` is preferred, then the profile's first model for the dtype,
+    then the model that `best_gemm_model` finds. A CPU is predicted from its spec sheet.
 
     Raises UnsupportedError for a dtype that the device does not support.
     """
@@ -190,10 +191,11 @@ def _product_base(
 class Chosen:
     """Rows and model selected to answer queries of one dtype, layout, mask and direction.
 
+    kind: gemm, softmax or attention.
     surface: interpolator over the rows and the model.
-    fixed: values of columns that are not sizes.
-    note: tells that the rows are of a similar dtype or layout, so that no answer counts as
-        measured; "" if the rows are of the dtype and layout that were asked for.
+    fixed: values of the columns that are not sizes.
+    note: which similar dtype or layout the rows have; "" if they have the query's dtype and layout.
+        With a note, no time counts as measured.
     wider: extra half-width of the interval in log time; 0 if `note` is "".
     model_note: note on the model's source.
     """
@@ -206,9 +208,9 @@ class Chosen:
     model_note: str = ""
 
     def outside_words(self, count: str = "") -> str:
-        """Returns the note that a shape is outside the measured range.
+        """Returns a note that shapes are outside the measured range.
 
-        count: number of such shapes in words, as the note's beginning; "" for a single shape.
+        count: start of the note, such as "3 of 8 "; "" for a single shape.
         """
         if not len(self.surface.latency_us):
             return "the profile has no measured row of this kind"
@@ -222,10 +224,11 @@ class Chosen:
 def choose(
     device: DeviceSpec, table: Table, models: Models, of: Mapping[str, Any], provider: str | None
 ) -> Chosen:
-    """Selects the rows and the model that answer queries of a format.
+    """Selects the rows and the model for queries of one dtype, layout, mask and direction.
 
-    of: the query's dtype; for GEMMs also layout, for softmax and attention also mask or causal, and
-        direction. None as dtype or layout selects the value with the most rows.
+    of: values by name: dtype and layout for GEMMs; dtype, mask and direction for softmax; dtype,
+        causal and direction for attention. None as dtype or layout selects the value with the most
+        rows.
     provider: provider of the rows; None selects the provider with the most rows.
 
     Raises InputError for an unknown value, and UnsupportedError for a dtype that the device does
@@ -270,10 +273,11 @@ def choose(
 def _of_layout(
     table: Table, rows: BoolArray, layout: str | None, notes: list[str]
 ) -> tuple[BoolArray, str]:
-    """Returns the rows of a layout, and the layout to answer for.
+    """Returns the rows of a layout, and the layout that the query is about.
 
-    If the layout was not measured, the rows of the most frequent layout are returned, and a note is
-    added to `notes`.
+    rows: mask of the candidate rows.
+    layout: None selects the most frequent layout. A layout without rows gets the rows of the most
+        frequent layout, and a note is added to `notes`.
     """
     if not rows.any():
         return rows, layout or "nt"
@@ -289,7 +293,7 @@ def _of_layout(
 
 
 def _library_of_models(models: Models, provider: str) -> str:
-    """Returns the library of a provider. Raises InputError if no GEMM model is of that library."""
+    """Returns a provider's library. Raises InputError if the profile has no model for it."""
     library = library_of(provider)
     libraries = sorted({model.library for model in models.gemm})
     if library not in libraries:
@@ -310,10 +314,10 @@ def _usual_dtype(kind: str, models: Models) -> str:
 def _vector_base(
     device: DeviceSpec, models: Models, kind: str, fixed: Fixed, row_dtype: str
 ) -> tuple[Base, str]:
-    """Returns a model of softmax or attention, and its note.
+    """Returns a model of softmax or attention, and the model's note.
 
-    The times come from the spec sheet if the profile has no such model, and for attention also if
-    the dtype has no peak on the device.
+    If the profile has no model of the kind, times come from the spec sheet. The same holds for
+    attention in a dtype without a peak on the device.
 
     row_dtype: dtype of the selected rows.
     """
@@ -328,10 +332,11 @@ def _vector_base(
 
 
 def _of_format(table: Table, dtype: str, rows: BoolArray) -> tuple[BoolArray, str, list[str]]:
-    """Returns the rows of a dtype, the dtype of these rows, and notes.
+    """Returns the rows of a dtype or else of its twin (`TWINS`), the rows' dtype, and notes.
 
-    If the dtype has no rows and its twin (`TWINS`) has some, the result is the rows of the twin and
-    a note.
+    The twin is used, with a note, if it has rows and the dtype has none.
+
+    rows: mask of the candidate rows.
     """
     found = rows & (table["dtype"] == dtype)
     twin = TWINS.get(dtype)
@@ -346,8 +351,9 @@ def _of_format(table: Table, dtype: str, rows: BoolArray) -> tuple[BoolArray, st
 def by_provider(table: Table, rows: BoolArray, provider: str | None) -> tuple[BoolArray, str]:
     """Returns the rows of a provider, and the provider's name ("" if there are no rows).
 
-    provider: None selects the provider with the most rows. The name of a library stands for the
-        provider of that library with the most rows (vllm for vllm.flash_attn_fa3).
+    rows: mask of the candidate rows.
+    provider: None selects the provider with the most rows. The name of a library (vllm) selects
+        that library's provider with the most rows (such as vllm.flash_attn_fa3).
 
     Raises InputError if the provider has no rows.
     """

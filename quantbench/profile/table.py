@@ -1,6 +1,7 @@
-"""Defines the tables of a profile: columns of measured times, with rows sorted by unique keys.
+"""Defines the tables of a profile, and checks their rows.
 
-Rows with an invalid workload, or with a time that the device cannot reach, are refused.
+A table has the measured times of one kind of workload, as columns, with rows sorted by unique keys.
+`check_table` refuses rows with an invalid workload and with a time that the device cannot reach.
 """
 
 from __future__ import annotations
@@ -26,10 +27,9 @@ Array = npt.NDArray[Any]
 class TableLayout(NamedTuple):
     """Columns of one kind of table.
 
-    workload: class whose fields are the key columns without the provider.
-    columns: type of the values (int, float, bool or str) by column, in order. A column's name ends
-        in its unit, if it has one.
-    keys: columns that identify a row, in sort order.
+    workload: class of the workloads. Its fields are the key columns without the provider.
+    columns: type of the values (int, float, bool or str) by column name, in order.
+    keys: columns that identify a row, in sort order; the last is the provider.
     """
 
     workload: type[Workload]
@@ -43,8 +43,8 @@ class TableLayout(NamedTuple):
 
 TIMES = ("latency_us", "low_us", "high_us")
 # Types of the columns that are not integers. low_us and high_us are the 95 % interval of the
-# median, and equal latency_us for a single sample. grade is A to D. origin is measured, imported or
-# simulated. kernel is "" if it is unknown.
+# median latency_us; for a single sample, both equal latency_us. grade is the measurement's quality,
+# A to D. origin is measured, imported or simulated. kernel is "" if it is unknown.
 _TYPES: dict[str, type] = {
     **dict.fromkeys(TIMES, float),
     **dict.fromkeys(("dtype", "layout", "provider", "mask", "direction", "distribution"), str),
@@ -54,10 +54,10 @@ _TYPES: dict[str, type] = {
 
 
 def _layout(workload: type[Workload], keys: str, more: str = "") -> TableLayout:
-    """Returns the columns of a table.
+    """Returns the layout of one kind of table.
 
-    keys, more: names of the key columns before the provider, and of the columns between the
-        provider and the times, separated by spaces.
+    keys: names of the key columns before the provider, separated by spaces.
+    more: names of the columns between the provider and the times, separated by spaces.
     """
     names = f"{keys} provider {more} latency_us low_us high_us grade origin".split()
     types = {name: _TYPES.get(name, int) for name in names}
@@ -78,6 +78,7 @@ LAYOUTS: dict[str, TableLayout] = {
 }
 
 
+# Grades of rows. Points with the grade `rejected` never become rows.
 _ROW_GRADES = tuple(letter for letter in GRADES if letter != "rejected")
 
 
@@ -86,8 +87,7 @@ class Table:
     """Measured times of one kind of workload, sorted by the key columns, with unique keys.
 
     kind: gemm, softmax, attention, moe or collective.
-    columns: (rows,) arrays by name, in the order of `LAYOUTS`. They hold int64, float64, bool or
-        text.
+    columns: (rows,) arrays of int64, float64, bool or text by name, in the order of `LAYOUTS`.
 
     >>> table = Table.empty("softmax")
     >>> len(table), table["latency_us"].dtype
@@ -111,7 +111,7 @@ class Table:
 
     @classmethod
     def of(cls, kind: str, columns: Mapping[str, Sequence[Any] | Array]) -> Table:
-        """Returns a table of rows that may be in any order."""
+        """Builds a table from columns whose rows may be in any order."""
         typed = _typed(kind, columns)
         order = np.lexsort([typed[name] for name in reversed(LAYOUTS[kind].keys)])
         return cls(kind, {name: values[order] for name, values in typed.items()})
@@ -135,7 +135,7 @@ class Table:
     def most_frequent(self, column: str, rows: npt.NDArray[np.bool_] | None = None) -> str | None:
         """Returns the most frequent text in a column, or None if there are no rows.
 
-        In a tie, it is the alphabetically first one.
+        In a tie, the alphabetically first text is returned.
 
         rows: mask of the rows to count; None for all.
         """
@@ -146,7 +146,7 @@ class Table:
         return str(names[int(np.argmax(counts))])
 
     def by_library(self, library: str) -> npt.NDArray[np.bool_]:
-        """Returns whether each row is of a provider of the library, (rows,)."""
+        """Returns whether each row's provider belongs to the library, (rows,)."""
         owners = [library_of(name) == library for name in self.columns["provider"].tolist()]
         return np.array(owners, dtype=bool)
 
@@ -157,7 +157,10 @@ class Table:
         return (dict(zip(names, row, strict=True)) for row in zip(*lists, strict=True))
 
     def workloads(self) -> list[Workload]:
-        """Returns the workload of every row. Raises InputError for an invalid one."""
+        """Returns the workload of every row.
+
+        Raises InputError for an invalid workload and for an empty provider.
+        """
         of, _, keys = LAYOUTS[self.kind]
         columns = [self.columns[name].tolist() for name in keys]
         made = []
@@ -176,8 +179,8 @@ class Table:
 def _typed(kind: str, columns: Mapping[str, Sequence[Any] | Array]) -> dict[str, Array]:
     """Returns the columns as arrays of their declared types.
 
-    Raises InputError for other columns, for values of other types, and for columns of different
-    lengths.
+    Raises InputError for an unknown kind, for missing or unknown columns, for values of other
+    types, and for columns of different lengths.
     """
     layout = LAYOUTS[require_choice("profile table", "kind", kind, tuple(LAYOUTS))]
     who = f"profile table {kind}"
@@ -189,7 +192,7 @@ def _typed(kind: str, columns: Mapping[str, Sequence[Any] | Array]) -> dict[str,
     return typed
 
 
-# Kinds of numpy arrays that may hold the values of a type.
+# Kinds of numpy dtypes (`dtype.kind`) that are accepted for the values of a type.
 _ARRAYS = {int: "iu", float: "fiu", bool: "b", str: "U"}
 
 
@@ -240,15 +243,12 @@ def _check_order(kind: str, typed: Mapping[str, Array]) -> None:
             )
 
 
-# Shortest time that is taken as possible. An empty kernel takes about a microsecond.
+# Shortest time, in µs, that is accepted as possible. An empty kernel takes about a microsecond.
 _SHORTEST_US = 0.05
 
 
 def check_table(table: Table, device: DeviceSpec) -> None:
-    """Raises InputError for the first row with an invalid workload or an impossible time.
-
-    A time is impossible if the device cannot reach it.
-    """
+    """Raises InputError for a row with an invalid workload or a time the device cannot reach."""
     for row, (work, us) in enumerate(
         zip(table.workloads(), table["latency_us"].tolist(), strict=True)
     ):
@@ -259,16 +259,16 @@ def check_table(table: Table, device: DeviceSpec) -> None:
 
 
 def _impossible(work: Workload, us: float, device: DeviceSpec) -> str:
-    """Returns which time was expected, or "" for a possible time.
+    """Returns the expected time in words if the device cannot be as fast as `us`, else "".
 
-    Imports also check the unit of times by the roofline.
+    The message asks whether the times are in milliseconds, the usual mistake in imported tables.
     """
     if us < _SHORTEST_US:
         return f"at least {_SHORTEST_US} µs (is it in milliseconds?)"
     if isinstance(work, Collective):
         return ""
-    # The ceiling is the peak at the highest SM clock; None if it is unknown. Softmax does not use
-    # tensor cores.
+    # The ceiling is the peak at the highest SM clock; None if it is unknown. Softmax has none here,
+    # because it does not use tensor cores.
     peak = None if isinstance(work, Softmax) else device.ceiling(work.dtype)
     if peak is not None and work.flops / us / 1e6 > peak * PEAK_MARGIN:
         return f"a time at the peak of {device.name} at the least (are they milliseconds?)"

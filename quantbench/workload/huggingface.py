@@ -1,9 +1,9 @@
 """Reads the shape of a model from its Hugging Face config.json.
 
 `describe` is the entry point. Model families use different keys for the same dimension. Properties
-without a key (such as a gated MLP) follow from the model_type, as in the modelling code of Hugging
-Face transformers. If the config lacks a value that the shape needs, `describe` assumes one and
-reports the assumption.
+without a key, such as a gated MLP, follow from the model_type, as in Hugging Face transformers.
+If the config has no context length or dropout, `describe` assumes a value and reports the
+assumption.
 """
 
 import os
@@ -17,10 +17,10 @@ from quantbench.errors import InputError, UnsupportedError
 from quantbench.files import read_json, reason
 from quantbench.workload.transformer import TransformerShape
 
-# Maximum sequence length that is taken from a config. The config gives the model's longest context,
-# up to millions of tokens, rather than the usual length in training or serving.
+# Largest sequence length that `describe` takes from a config. A config gives the model's longest
+# context, up to millions of tokens, which training and serving rarely use.
 LONGEST_DEFAULT_SEQ = 8192
-# Maximum size of a file to read. A config has a few kilobytes; much larger files are weights or
+# Largest file to read, in bytes. A config has a few kilobytes; much larger files are weights or
 # tokenizers.
 _LARGEST_BYTES = 2**24
 
@@ -48,8 +48,8 @@ _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 _EXPERT_STEP = ("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_freq")
 _TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_top_k")
 
-# Keys whose presence reveals layers other than attention with an MLP or experts, and a description
-# of these layers. Models with such layers are refused.
+# Keys of layers other than attention with an MLP or experts, and a description of these layers. A
+# config in which such a key has a value is refused.
 _OTHER_LAYERS = {
     "moe_num_experts": "experts of an unknown kind",
     "ffn_config.moe_num_experts": "experts of an unknown kind",
@@ -64,7 +64,8 @@ _OTHER_LAYERS = {
     "hybrid_override_pattern": "layers of different kinds, mostly state-space ones",
     "linear_num_key_heads": "linear-attention layers",
 }
-#: sizes of linear-attention layers, in the order of `LinearAttention`
+#: Keys of linear-attention layers without their prefix "linear_", in the order of
+#: `LinearAttention`'s fields after hidden.
 _LINEAR = ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim", "conv_kernel_dim")
 _KNOWN_LAYERS = ("full_attention", "sliding_attention", "chunked_attention")
 _DENSE = "decoder layers of attention and an MLP or experts"
@@ -75,13 +76,13 @@ class _Family:
     """Properties of a model_type that a config may omit.
 
     gated: whether the MLP has a gate.
-    gate_fused: whether gate and up are one matrix in the weights.
+    gate_fused: whether the weights have the MLP's gate and up projections as one matrix.
     tied: whether embedding and logits share one matrix if the config lacks tie_word_embeddings.
     default_ffn: whether the MLP width is 4·hidden if the config lacks it.
     windowed: whether sliding_window applies if the config lacks use_sliding_window.
-    attention: attention implementation in the modelling code, one of ATTENTIONS.
+    attention: attention implementation, one of ATTENTIONS.
     experts: whether layers with experts are supported.
-    defaults: default values of the config class, by key; None if no default is needed.
+    defaults: values for keys that a config may omit; None for no defaults.
     """
 
     gated: bool
@@ -94,7 +95,7 @@ class _Family:
     defaults: Mapping[str, int] | None = None
 
 
-# Frequent families: gated MLP; GPT-2 and its relatives; plain MLP.
+# Common families: models with a gated MLP, GPT-2 and its relatives, and models with a plain MLP.
 _SWIGLU = _Family(gated=True)
 _GPT = _Family(gated=False, tied=True, default_ffn=True)
 _PLAIN = _Family(gated=False)
@@ -134,7 +135,8 @@ _FAMILIES = {
         defaults={**_GEMMA2, "vocab_size": 262208, "max_position_embeddings": 131072}
     ),
     **dict.fromkeys(("gpt2", "gpt_neo", "gpt_bigcode", "mpt"), _GPT),
-    # Megatron-DeepSpeed (in training) and transformers add ALiBi to scores in memory.
+    # Attention is unfused, because Megatron-DeepSpeed (in training) and transformers add ALiBi to
+    # the scores in memory.
     "bloom": _Family(gated=False, tied=True, default_ffn=True, attention="unfused"),
     **dict.fromkeys(("falcon", "RefinedWeb", "RefinedWebModel"), _GPT),
     **dict.fromkeys(("gptj", "codegen"), _Family(gated=False, default_ffn=True)),
@@ -160,32 +162,36 @@ class LinearAttention:
     conv_width: int
 
     def cut(self, tp: int) -> "LinearAttention":
-        """Returns one GPU's part at a tensor-parallel degree that divides the heads."""
+        """Returns one GPU's part of the layers.
+
+        tp: tensor-parallel degree, which divides the heads.
+        """
         return replace(self, key_heads=self.key_heads // tp, value_heads=self.value_heads // tp)
 
     @property
     def values(self) -> int:
+        """Width of the values of all heads."""
         return self.value_heads * self.value_dim
 
     @property
     def channels(self) -> int:
-        """Channels of the convolution: queries, keys and values."""
+        """Number of channels of the convolution: the widths of queries, keys and values."""
         return 2 * self.key_heads * self.key_dim + self.values
 
     @property
     def products(self) -> set[tuple[int, int]]:
-        """(n, k) of the products: input with output gate, two scalars per value head, output."""
+        """(n, k) of the GEMMs: inputs with the output gate, two scalars per value head, output."""
         inputs = (self.channels + self.values, self.hidden)
         return {inputs, (2 * self.value_heads, self.hidden), (self.hidden, self.values)}
 
 
 @dataclass(frozen=True)
 class Described:
-    """Shape of a model, with the assumptions behind it.
+    """Shape of a model, and the assumptions that were made for it.
 
-    assumed: text of each assumption, by field of the shape.
+    assumed: text of each assumption, by name of the shape's field.
     name: name of the model, for messages.
-    linear: linear-attention layers, which are not part of the shape.
+    linear: linear-attention layers, which `shape` cannot represent; None for none.
     """
 
     shape: TransformerShape
@@ -195,16 +201,17 @@ class Described:
 
 
 def describe(path: str | PathLike[str], *, hybrid: bool = False) -> Described:
-    """Reads a model's shape for one sample on one GPU, and the assumptions behind it.
+    """Reads a model's shape for one sample on one GPU.
 
-    The sample's length is the model's context, but at most LONGEST_DEFAULT_SEQ tokens. The dtype in
-    which the weights are stored is ignored.
+    The sequence length is the model's context, but at most LONGEST_DEFAULT_SEQ tokens. The dtype of
+    the stored weights is ignored.
 
     path: a config.json, or the folder that contains it.
     hybrid: whether to accept linear-attention layers.
 
-    Raises InputError for a file that cannot be read or lacks a key. Raises UnsupportedError for
-    layers other than attention with an MLP or experts, such as state-space layers.
+    Raises InputError for a file that cannot be read, and for a missing or invalid value. Raises
+    UnsupportedError for layers other than attention with an MLP or experts, such as state-space
+    layers.
     """
     file = Path(path)
     if os.path.isdir(path):
@@ -251,7 +258,7 @@ def describe(path: str | PathLike[str], *, hybrid: bool = False) -> Described:
 
 
 class _Config:
-    """Config with access to values by key, and with the model_type's defaults for missing keys.
+    """Reads a config's values by key, with the model_type's defaults for missing keys.
 
     Dots in a key select nested objects. Errors name the file and the key.
 
@@ -269,7 +276,7 @@ class _Config:
         self._defaults = _FAMILIES.get(self.model_type, _PLAIN).defaults or {}
 
     def get(self, key: str) -> Any:
-        """Returns the value of a key, else the default of the model_type, else None."""
+        """Returns the value of a key, or else the model_type's default, or else None."""
         value: Any = self.values
         for part in key.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None
@@ -280,7 +287,9 @@ class _Config:
     def optional(self, keys: tuple[str, ...]) -> int | None:
         """Returns the value of the first key that is present, or None if no key is present.
 
-        Raises InputError unless the value is an integer of at least 1.
+        keys: alternative keys, in order of preference.
+
+        Raises InputError for a value that is not an integer of at least 1.
         """
         for key in keys:
             value = self.get(key)
@@ -292,7 +301,7 @@ class _Config:
         return None
 
     def integer(self, keys: tuple[str, ...]) -> int:
-        """Returns the value as `optional` does. Raises InputError if no key is present."""
+        """Like `optional`, but raises InputError if no key is present."""
         value = self.optional(keys)
         if value is None:
             expected = f"an integer under {keys[0]}"
@@ -302,7 +311,10 @@ class _Config:
         return value
 
     def flag(self, key: str, default: bool) -> bool:
-        """Returns the boolean of a key, or `default`. Raises InputError for another type."""
+        """Returns a key's boolean, or `default` for a missing key.
+
+        Raises InputError for a value that is no boolean.
+        """
         value = self.get(key)
         if value is None:
             return default
@@ -312,7 +324,7 @@ class _Config:
 
 
 def _read(file: Path) -> Mapping[str, Any]:
-    """Reads a config's JSON object. Raises InputError if the file does not contain one."""
+    """Reads the JSON object in a file. Raises InputError if the file has no JSON object."""
     who = f"config {file}"
     try:
         values = read_json(file, most_bytes=_LARGEST_BYTES)
@@ -324,6 +336,7 @@ def _read(file: Path) -> Mapping[str, Any]:
 
 
 def _linear_attention(config: _Config) -> LinearAttention | None:
+    """Returns the config's linear-attention layers, or None if it has none."""
     if not config.get(f"linear_{_LINEAR[0]}"):
         return None
     sizes = [config.integer((f"linear_{name}",)) for name in _LINEAR]
@@ -333,7 +346,7 @@ def _linear_attention(config: _Config) -> LinearAttention | None:
 def _refuse_other_layers(config: _Config, linear: LinearAttention | None) -> None:
     """Raises UnsupportedError for layers that are not attention with an MLP or experts.
 
-    linear: linear-attention layers to accept.
+    linear: linear-attention layers, which are then accepted; None to refuse them.
     """
     accepted = [f"linear_{_LINEAR[0]}", "linear_attention"] if linear else []
     for key, meaning in _OTHER_LAYERS.items():
@@ -353,7 +366,7 @@ def _refuse_other_layers(config: _Config, linear: LinearAttention | None) -> Non
 
 
 def _family(config: _Config) -> _Family:
-    """Returns the family of the model_type. For an unknown model_type, the activation decides.
+    """Returns the model_type's family. For an unknown model_type, the activation decides.
 
     Raises InputError if the config has neither a model_type nor an activation. Raises
     UnsupportedError if the activation does not determine whether the MLP has a gate.
@@ -376,7 +389,7 @@ def _family(config: _Config) -> _Family:
 
 
 def _kv_heads(config: _Config, heads: int) -> int:
-    """Returns the number of key/value heads. Without grouped-query attention, it is `heads`."""
+    """Returns the number of key/value heads, which is `heads` without grouped-query attention."""
     if config.model_type in ("falcon", "RefinedWeb", "RefinedWebModel"):
         # Falcon's old architecture ignores num_kv_heads. The first published 40B config
         # (RefinedWeb) has only n_head_kv.
@@ -394,7 +407,7 @@ def _kv_heads(config: _Config, heads: int) -> int:
 
 
 def _dropout(config: _Config) -> bool | None:
-    """Returns whether a dropout rate is above 0, or None if the config has no rate."""
+    """Returns whether any dropout rate is above 0, or None if the config has no rate."""
     found = None
     for key in _DROPOUT:
         rate = config.get(key)
@@ -417,7 +430,7 @@ def _sliding_window(config: _Config, family: _Family) -> int:
 
 
 def _latent(config: _Config) -> dict[str, Any]:
-    """Returns the shape's head_dim, and its sizes of latent attention if the model has it."""
+    """Returns the shape's head_dim, and for latent attention also the shape's latent widths."""
     if not any(config.get(key) for key in _LATENT):
         return {"head_dim": config.optional(_HEAD_DIM) or 0}
     kv_rank = config.integer(("kv_lora_rank",))
@@ -454,7 +467,7 @@ def _experts(config: _Config, family: _Family) -> dict[str, Any]:
         top = config.integer(("topk_group",))
     if top > groups:
         raise InputError(config.who, f"topk_group = {top}", f"at most n_group = {groups}")
-    # If a token may use all groups, grouping does not restrict its experts.
+    # Groups of experts do not restrict a token that may use all groups.
     if top == groups:
         groups = top = 0
     return {
@@ -472,8 +485,9 @@ def _experts(config: _Config, family: _Family) -> dict[str, Any]:
 def _sparse_layers(config: _Config, layers: int) -> list[int]:
     """Returns the indices of the layers that have experts, ascending.
 
-    If the config has `moe_layers`, this list is returned. Otherwise, experts are in every layer (or
-    every second, third, …) from first_k_dense_replace on, except those in mlp_only_layers.
+    If the config has the list `moe_layers`, that list is returned. Otherwise, the layers from
+    first_k_dense_replace on have experts, without those in mlp_only_layers. With a step
+    (_EXPERT_STEP), only every step-th layer has experts.
     """
     listed = config.get("moe_layers")
     if isinstance(listed, list):
@@ -489,8 +503,8 @@ def _sparse_layers(config: _Config, layers: int) -> list[int]:
 
 def _ffn(config: _Config, family: _Family, hidden: int) -> int:
     """Returns the width of the MLP in layers without experts."""
-    # Llama 4 uses intermediate_size for experts, and intermediate_size_mlp for other layers. A
-    # model whose layers all have experts may state only the experts' width.
+    # Llama 4 uses intermediate_size for experts, and intermediate_size_mlp for other layers. The
+    # config of a model with experts in all layers may have only the experts' width.
     width = config.optional(("intermediate_size_mlp", *_FFN, "moe_intermediate_size"))
     if width is not None:
         return width

@@ -1,7 +1,7 @@
-"""Defines the recipes by which a training step uses 8- and 4-bit formats.
+"""Defines recipes for training with 8- and 4-bit formats, and the casts that they need.
 
-A `Recipe` gives the dtypes of a linear layer's GEMMs. `casts_of` returns the casts (conversions of
-tensors to these dtypes) that the recipe needs.
+A `Recipe` gives the dtypes of a linear layer's GEMMs. `casts_of` returns the casts, the kernels
+that convert the layer's 16-bit tensors to these dtypes.
 """
 
 from dataclasses import dataclass
@@ -11,18 +11,20 @@ from quantbench.workload.ops import Cast, Gemm
 
 @dataclass(frozen=True)
 class Recipe:
-    """Dtypes of a linear layer's three GEMMs. The layer is y = x·Wᵀ, with x, W and dy quantized.
+    """Dtypes of a linear layer's three GEMMs.
 
-    Tensor cores read 8-bit inputs along the reduction dimension. Each tensor is used in two GEMMs
-    with different reduction dimensions, so its cast writes two copies. On Blackwell, formats with
-    one scale per tensor need no second copy, but this is not modelled. Scores, norms, embedding and
-    logits stay in 16 bits.
+    The layer is y = x·Wᵀ. The tensors x, W and dy (the gradient of y) are quantized. Attention
+    scores, norms, embedding and logits stay in 16 bits.
+
+    Tensor cores read 8-bit inputs along the reduction dimension. Each tensor is an input of two
+    GEMMs with different reduction dimensions, so its cast writes two copies. On Blackwell, formats
+    with one scale per tensor need no second copy, but this is not modelled.
 
     forward: dtype of the GEMM that computes y.
     dgrad: dtype of the GEMM that computes the gradient of x.
     wgrad: dtype of the GEMM that computes the gradient of W.
-    reads: number of times that a cast reads its tensor: 2 if it first finds the tensor's largest
-        value, otherwise 1.
+    reads: number of times that a cast reads its tensor: 2 if the cast must find the tensor's
+        largest value first, otherwise 1.
     """
 
     name: str
@@ -46,10 +48,10 @@ _ALL = (
 RECIPES = {recipe.name: recipe for recipe in _ALL}
 
 
-# Ops whose input comes from attention, a residual addition or a permutation, and ops for which the
-# gradient of the output comes from one of these. The cast of such a tensor is a kernel of its own.
+# Ops whose input, or whose output's gradient, is cast by a separate kernel. Such a tensor comes
+# from attention, a residual addition or a permutation. Other casts cost no extra kernel per GEMM:
 # Transformer Engine casts weights once per iteration, and casts the output of a norm or an
-# activation within the kernel that computes it (LayerNormLinear, LayerNormMLP).
+# activation in the kernel that computes the output (LayerNormLinear, LayerNormMLP).
 _CASTS_INPUT = ("proj", "experts_up", "experts_up_gate")
 _CASTS_GRADIENT = ("qkv", "q_up", "kv_up", "proj", "mlp_down", "shared_down", "experts_down")
 
@@ -57,9 +59,9 @@ _CASTS_GRADIENT = ("qkv", "q_up", "kv_up", "proj", "mlp_down", "shared_down", "e
 def casts_of(
     name: str, gemm: Gemm, recipe: Recipe, *, backward: bool
 ) -> tuple[list[Cast], list[Cast]]:
-    """Returns two lists: the casts before a linear layer's forward GEMM, and before its gradients.
+    """Returns the casts before a linear layer's forward GEMM, and those before its gradient GEMMs.
 
-    Only casts that are separate kernels are returned. They read bf16.
+    Only casts that are separate kernels are returned. The casts read bf16.
 
     name: name of the linear layer's op.
     gemm: the forward GEMM.

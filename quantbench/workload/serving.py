@@ -1,7 +1,8 @@
-"""Lists the work that a serving engine does for named models, which a planner looks up.
+"""Lists the workloads that a serving engine runs for named models, for planners' tables.
 
-A model on tp GPUs has 1/tp of its heads and of its MLP on each GPU. A model with fewer key/value
-heads than GPUs has one of these heads on each GPU.
+`served` is the entry point; the exporters call it. With tensor parallelism over tp GPUs, each GPU
+has 1/tp of the heads and of the MLP's width. If a model has fewer key/value heads than tp, each GPU
+has one key/value head.
 """
 
 from __future__ import annotations
@@ -16,19 +17,20 @@ from quantbench.workload import Attention, Gemm, MoE, TransformerShape
 from quantbench.workload.huggingface import Described, LinearAttention, describe
 from quantbench.workload.presets import preset
 
-#: tensor-parallel degrees if none are given
+#: Tensor-parallel degrees that are used if none are given.
 DEGREES = (1, 2, 4, 8, 16)
-#: distributions of tokens over experts that aiconfigurator's tables have
+#: Distributions of tokens over experts in aiconfigurator's tables.
 _ROUTINGS = ("balanced", "power_law_1.01", "power_law_1.2")
-#: numbers of tokens of a layer of experts
+#: Numbers of tokens in an MoE layer's batch.
 _TOKENS = tuple(2**power for power in range(15))
-#: numbers of sequences in a batch of prompts or of new tokens
+#: Batch sizes (numbers of sequences) of prompts and of decoding.
 BATCHES = tuple(2**power for power in range(12))
-#: Prompt lengths: each power of two and one more, because attention is tiled.
+#: Prompt lengths: powers of two, and one token more, where an additional attention tile starts.
 _PROMPTS = tuple(seq for power in range(4, 18) for seq in (2**power, 2**power + 1))
-#: numbers of cached tokens before a new token
+#: Numbers of tokens in the key/value cache before a new token.
 CACHED = tuple(2**power for power in range(18))
-#: largest numbers of tokens in a batch of prompts, and of cached tokens of all sequences in a batch
+#: Largest number of tokens in a batch of prompts, and largest number of cached tokens in a batch of
+#: decoding.
 MOST_PROMPT_TOKENS = 2**17
 _MOST_CACHED_TOKENS = 2**23
 
@@ -54,7 +56,7 @@ class Heads:
         return found
 
     def decodes(self, dtype: str) -> list[Attention]:
-        """Returns attention of one new token per sequence to the cached tokens and itself."""
+        """Returns attention of one new token per sequence, to the cached tokens and to itself."""
         found = []
         for batch, cached in product(BATCHES, CACHED):
             if batch * cached <= _MOST_CACHED_TOKENS:
@@ -68,7 +70,10 @@ class Heads:
 
 @dataclass(frozen=True, order=True)
 class Latent:
-    """Latent attention on one GPU: its heads, and the widths that `TransformerShape` defines."""
+    """Latent attention on one GPU, whose key/value cache has low-rank latents.
+
+    heads: attention heads on the GPU. The other fields are widths, as in `TransformerShape`.
+    """
 
     heads: int
     head_dim: int
@@ -78,26 +83,26 @@ class Latent:
 
     @property
     def expanded(self) -> Heads:
-        """Heads of a prompt, whose latents are expanded to the keys and values of every head.
+        """Heads for a prompt, whose latents are expanded to keys and values for every head.
 
-        Keys and values differ in width. Their mean width as head_dim gives the same FLOPs and
-        bytes.
+        Keys and values differ in width. With their mean width as head_dim, FLOPs and bytes are the
+        same.
         """
         return Heads(self.heads, self.heads, (self.head_dim + self.value_dim) // 2)
 
     @property
     def absorbed(self) -> Heads:
-        """Heads of a new token, all of which read the latents instead of keys and values.
+        """Heads for a new token. All heads read the latents instead of keys and values.
 
-        A query of a head is as wide as a latent with its rotary part (kv_rank + rope_dim), and the
-        result is as wide as the latent (kv_rank). This is described as two heads of half the mean
-        of these widths, with one key/value head. The FLOPs are the same, and the bytes per cached
-        token are those of kv_rank + rope_dim / 2 elements.
+        A head's query has the width of a latent and its rotary part (kv_rank + rope_dim). Its
+        result has the width of a latent (kv_rank). Each head is represented by two heads, which
+        have half the mean of these two widths, and all heads share one key/value head. FLOPs are
+        then the same, and a cached token has kv_rank + rope_dim / 2 elements.
         """
         return Heads(2 * self.heads, 1, (2 * self.kv_rank + self.rope_dim) // 4)
 
 
-#: heads in a modelled table if no model is named
+#: Heads in a modelled table if no model is named.
 MODEL_HEADS = tuple(
     Heads(heads, kv_heads, head_dim)
     for heads, kv_heads in (
@@ -109,11 +114,12 @@ MODEL_HEADS = tuple(
 
 @dataclass(frozen=True)
 class Served:
-    """Work that an engine does for some models.
+    """Workloads that a serving engine runs for some models, without duplicates.
 
-    products: (n, k) of linear layers.
-    heads, latent: attention heads and latent attention on one GPU, without duplicates.
-    experts: layers of experts in bf16, for each of _TOKENS, _ROUTINGS and the tensor- and
+    products: (n, k) of the linear layers' GEMMs on one GPU.
+    heads: attention heads on one GPU.
+    latent: latent attention on one GPU.
+    experts: MoE layers in bf16, for all numbers of tokens, token distributions, and tensor- and
         expert-parallel degrees.
     linear: linear-attention layers on one GPU.
     """
@@ -126,13 +132,15 @@ class Served:
 
 
 def served(who: str, names: str, configs: Sequence[Path], degrees: Sequence[int]) -> Served:
-    """Returns the work that an engine does for the named models, at every tensor-parallel degree.
+    """Returns the workloads that an engine runs for models, at all tensor-parallel degrees.
 
     who: operation for error messages.
-    names, configs: names of models, separated by commas, and config.json files of other models.
-    degrees: tensor-parallel degrees; () for DEGREES.
+    names: names of models, separated by commas; "" for none.
+    configs: config.json files of further models.
+    degrees: tensor-parallel degrees; () for DEGREES. Degrees that do not divide a model's heads are
+        skipped.
 
-    Raises InputError if none of the degrees divides the heads of a model.
+    Raises InputError if no degree divides the heads of a model.
     """
     products: set[tuple[int, int]] = set()
     heads: set[Heads] = set()
@@ -150,8 +158,8 @@ def served(who: str, names: str, configs: Sequence[Path], degrees: Sequence[int]
         for one in cut:
             ops = one.ops(backward=False)
             products |= {(op.workload.n, op.workload.k) for op in ops if type(op.workload) is Gemm}
-            # Heads are as wide as their values. The width of keys differs only in latent attention,
-            # which is looked up for vLLM as usual attention with this number of heads and this
+            # The head width is the values' width. Keys have another width only in latent attention,
+            # which aiconfigurator looks up for vLLM as usual attention with these heads and this
             # width.
             heads |= {
                 Heads(one.heads, one.kv_heads, one.value_width, window)
@@ -168,7 +176,8 @@ def served(who: str, names: str, configs: Sequence[Path], degrees: Sequence[int]
             parts = {model.linear.cut(tp) for tp in degrees if model.linear.key_heads % tp == 0}
             linear |= parts
             products = products.union(*(part.products for part in parts))
-            # Full attention between these layers has an output gate as wide as its queries.
+            # In such a model, the layers of full attention have an output gate as wide as their
+            # queries, so their qkv GEMM has the width of the queries twice.
             for one in cut:
                 products.add((2 * (one.heads + one.kv_heads) * one.head_dim, one.hidden))
     return Served(
@@ -181,11 +190,11 @@ def served(who: str, names: str, configs: Sequence[Path], degrees: Sequence[int]
 
 
 def _cut(shape: TransformerShape, tp: int) -> TransformerShape:
-    """Returns one GPU's part of a model as a model of its own.
+    """Returns one GPU's part of a model, as a smaller model.
 
-    Only the widths of its ops count, which depend neither on the sequence length nor on the number
-    of layers. So the part has one token, and few layers: those without experts and one more, but at
-    least two.
+    The caller uses only the widths of the part's ops, which do not depend on the sequence length or
+    the number of layers. So the part has one token, all layers without experts and one further
+    layer, and at least two layers.
 
     tp: tensor-parallel degree, which divides the heads.
     """
@@ -204,7 +213,10 @@ def _cut(shape: TransformerShape, tp: int) -> TransformerShape:
 
 
 def _layers(shape: TransformerShape, most: int) -> list[MoE]:
-    """Returns the layers of a model's experts, on up to `most` GPUs (tp × ep)."""
+    """Returns a model's MoE layers for each split of the experts over at most `most` GPUs.
+
+    most: largest product of the tensor- and expert-parallel degrees.
+    """
     found = []
     for tp, ep in product(DEGREES, DEGREES):
         if shape.moe_ffn % tp or shape.experts % ep or tp * ep > most:

@@ -1,1 +1,4 @@
-"""Judges latency models on public measured tables, for docs/accuracy.md (extra `tables`)."""
+"""Programs that test the latency models on public measured tables (extra `tables`).
+
+Most results are in docs/accuracy.md, which `tools.accuracy.page` writes.
+"""

@@ -1,7 +1,7 @@
-"""Runs aiconfigurator's engine in a child process, with selected rows as its only table.
+"""Predicts GEMM times with aiconfigurator's engine, whose only table is a selection of rows.
 
-The child runs this module, and isolates the engine's imports, memory leaks and crashes. It reads
-and writes JSON objects on its standard streams.
+`engine` is the entry point. It runs this module as a child process, which isolates the engine's
+imports, memory leaks and crashes. The child reads and writes JSON on its standard streams.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Compares the latency model of attention with simple baselines on sites that were held out.
+"""Compares the latency model of attention with simple baselines on held-out sites.
 
-A site is a combination of heads, key heads, head_dim and mask. Attention over prompts and decoding
-are judged apart.
+A site is a combination of heads, key/value heads, head_dim and mask. Attention over prompts and
+decoding are judged separately. `attention_contests` and `decode_table` are the entry points.
 """
 
 from __future__ import annotations

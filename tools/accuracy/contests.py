@@ -1,4 +1,8 @@
-"""Compares predictors of latency on measured tables, with the same train and test rows for each."""
+"""Compares predictors of latency (contestants) on the same train and test rows of measured tables.
+
+`run_contests` runs the comparisons. The module also defines the contestants: the latency models and
+simple baselines.
+"""
 
 from __future__ import annotations
 

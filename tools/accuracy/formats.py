@@ -1,6 +1,6 @@
-"""Judges GEMM models fitted to every packaged table, and to some tables with more rows and seeds.
+"""Tests GEMM models that are fitted to each packaged table, and to some tables with more rows.
 
-Finished scores are kept in a file, so that an interrupted start can be continued.
+`judge` appends each finished score to a file, so that an interrupted start can be continued.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Tests how much better a planner interpolates a table with rows that `profile blindspots` chose.
+"""Tests how much the rows that `profile blindspots` chooses improve a planner's interpolation.
 
-Only the rows of a measured table at powers of two in m are taken as known. Other rows are added at
-random, or chosen with a model of the known rows, and the errors on the remaining rows are compared.
+Of a measured table, only the rows at powers of two in m count as known. Further rows are added, at
+random or chosen with a model of the known rows, and the errors on the remaining rows are compared.
 Run it as `python -m tools.accuracy.held_out_lines RUN docs/exporting.md`.
 """
 

@@ -1,5 +1,6 @@
-"""Judges the latency model of expert layers on public tables, with half of the model shapes as
-test rows.
+"""Tests the latency model of MoE layers on public tables.
+
+Half of the model shapes are test rows. `accuracy_table` formats the errors for docs/accuracy.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Compares the rows that `sweep --for aiconfigurator` measures first with random rows.
+"""Tests whether the rows that `sweep --for aiconfigurator` measures first are a good selection.
 
-Both are rows of the table of an engine, at the (n, k) and heads of some models. The exported tables
-of either are compared with the rows of the engine's table that neither has.
+The rows come from the table of a serving engine, at the (n, k) and heads of some models. A table is
+exported from the first rows, and another one from equally many random rows. Both are compared with
+the engine's remaining rows. Run it as `python -m tools.accuracy.planner_order PAGE`.
 """
 
 from __future__ import annotations

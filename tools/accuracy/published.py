@@ -1,4 +1,7 @@
-"""Judges models fitted to the published tables of NeuSight, DeepBench and aiter."""
+"""Tests models that are fitted to the published tables of NeuSight, DeepBench and aiter.
+
+`published_table` formats the errors for docs/accuracy.md.
+"""
 
 from __future__ import annotations
 

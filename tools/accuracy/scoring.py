@@ -1,6 +1,7 @@
 """Splits measured rows into train and test rows, and scores predictions for the test rows.
 
-The scores are relative errors, the coverage of intervals, and the recall and precision of cliffs.
+The scores are relative errors, coverage (the fraction of times inside their intervals), and recall
+and precision of cliffs (jumps of the time between m and m + 1).
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""Defines measured tables, to which models are fitted and on which they are judged, and reads the
-GEMM tables of aiconfigurator-core (extra `tables`).
+"""Reads measured tables, to which latency models are fitted and on which they are tested.
+
+`read_packaged` reads the GEMM tables of aiconfigurator-core (extra `tables`). `GemmTable` and
+`WorkTable` hold measured rows from any source.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Programs that fill marked places of README and docs/ with figures, and draw the pictures."""
+"""Programs that fill the marked parts of README.md and docs/ with figures, and draw pictures."""

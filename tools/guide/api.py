@@ -1,7 +1,7 @@
-"""Fills docs/api.md with one line for each name: its arguments, and the first sentence about it.
+"""Fills docs/api.md with one line per documented name: its arguments and its summary.
 
-The names are those of the page's directives `::: name`. A module is followed by its public
-classes and functions.
+The documented names are in the page's directives `::: name`. A module is followed by its public
+classes and functions. Run it as `python -m tools.guide.api`.
 """
 
 from __future__ import annotations

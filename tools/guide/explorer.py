@@ -1,6 +1,6 @@
-"""Takes the explorer's screenshots for the docs, or writes its page for the documentation site.
+"""Takes the explorer's screenshots for the docs, or writes the documentation site's explorer page.
 
-Screenshots need Chromium. Without it, they stay as they are.
+Screenshots need Chromium. Without Chromium, the old screenshots are kept.
 """
 
 from __future__ import annotations

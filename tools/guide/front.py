@@ -1,4 +1,8 @@
-"""Fills README.md with a plot of a measured staircase, its explanation, and output of commands."""
+"""Fills README.md with a plot of a measured staircase, its explanation, and output of commands.
+
+A staircase is a curve of GEMM times over m that jumps at tile and wave edges. `write_front` is the
+entry point.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Replaces the text between the markers `<!-- name:begin -->` and `<!-- name:end -->` of a Markdown
-page.
+"""Replaces marked text in a Markdown page, and formats tables to put there.
 
-A pair of markers may stand in one line or around several lines.
+The text is between the markers `<!-- name:begin -->` and `<!-- name:end -->`, which may be on one
+line or on separate lines.
 """
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
-"""Measurements that maintainers make on a GPU beside sweeps: comparisons with other timing methods,
-the cost of a point, copy bandwidth and random products.
+"""Measurements that maintainers make on a GPU in addition to sweeps.
+
+They compare timing methods, measure the cost of a point and the copy bandwidth, and draw random
+GEMM shapes.
 """

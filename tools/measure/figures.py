@@ -1,4 +1,4 @@
-"""Prints the figures of comparisons of timers, and of a sweep over random products, as Markdown.
+"""Prints the results of timer comparisons, and of a sweep over random GEMMs, as Markdown.
 
 Run it as `python -m tools.measure.figures timer-truth.json cost.json RUN`.
 """

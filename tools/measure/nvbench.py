@@ -1,8 +1,8 @@
-"""Times square GEMMs with NVBench's Python bindings (`cuda-bench`), for comparison with our timer.
+"""Times square GEMMs with NVBench's Python bindings (`cuda-bench`), to compare with our timer.
 
-Each sample is one cold run, as with our timer. The module runs as a process of its own, because
-NVBench keeps its benchmarks for the whole process: `python -m tools.measure.nvbench FILE.json
-SIZE…` runs one state per size.
+Each sample is one run with cold caches, as with quantbench's timer. The module runs in a separate
+process, because NVBench keeps its benchmarks until the process ends: `python -m
+tools.measure.nvbench FILE.json SIZE…` times one GEMM per size.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Times a kernel by methods of other projects, for comparison with our timer.
+"""Times a kernel with the methods of other projects, to compare with quantbench's timer.
 
-A method is a function from a kernel to samples in microseconds.
+A method is a function that runs a kernel and returns samples in microseconds.
 """
 
 from __future__ import annotations

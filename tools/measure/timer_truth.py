@@ -1,7 +1,7 @@
-"""Times the same GEMMs with our timer and with other methods, and writes one table of medians.
+"""Times the same GEMMs with quantbench's timer and other methods, and writes a table of medians.
 
-With --nvbench, NVBench is the only other method; it runs in processes of its own and needs
-`cuda-bench` (README.md). Run it as `python -m tools.measure.timer_truth FILE.json [--nvbench]`.
+Run it as `python -m tools.measure.timer_truth FILE.json [--nvbench]`. With --nvbench, NVBench is
+the only other method. It runs in separate processes and needs `cuda-bench` (README.md).
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Exports a profile to the formats of planners and simulators.
 
-Each format is a module of this package, which is imported when the format is asked for.
+`export_profile` is the entry point. Each format has a module in this package, which is imported
+only if the format is requested.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from quantbench.profile.profile import Profile
 
 _ROWS = ("provider", "dtype", "layout")
 _MODELS = ("model", "configs", "tensor_parallel")
-#: Maps a format to the module of this package, its function, and the options that it reads.
+#: Maps a format to its module in this package, the module's export function, and the names of the
+#: ExportOptions that the function reads.
 _FORMATS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "aiconfigurator": (
         "aiconfigurator",
@@ -36,9 +38,10 @@ FORMATS = tuple(_FORMATS)
 def export_profile(
     profile: Profile, name: str, folder: Path, options: ExportOptions | None = None
 ) -> Exported:
-    """Writes `profile` to `folder` in the format `name`, and the notes on its numbers.
+    """Writes a profile to `folder` in the format `name`, and a file notes.txt.
 
-    Files of an earlier export are replaced.
+    notes.txt has the sources and assumptions behind the numbers. Files of an earlier export are
+    replaced.
 
     Raises InputError or UnsupportedError if the format cannot represent the profile or an option is
     invalid, and StoreError if the folder cannot be written.

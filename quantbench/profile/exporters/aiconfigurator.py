@@ -1,8 +1,8 @@
-"""Exports a systems folder for aiconfigurator: YAML files, and Parquet tables of op times.
+"""Exports a profile as a systems folder for aiconfigurator, with YAML files and Parquet tables.
 
-Layout and columns are those of aiconfigurator-core 0.12.0 (`perf_database.get_database` with
-`systems_paths`), and times are in milliseconds. aiconfigurator interpolates linearly in m, so
-modelled rows are added on both sides of cliffs.
+aiconfigurator-core 0.12.0 reads the folder by `perf_database.get_database` with `systems_paths`.
+Times are in milliseconds. aiconfigurator interpolates linearly in m, so modelled rows are added on
+both sides of cliffs (jumps of the time between neighbouring sizes).
 """
 
 from __future__ import annotations
@@ -62,12 +62,13 @@ from quantbench.workload.serving import MODEL_HEADS, Served, served
 
 _BACKENDS = ("vllm", "sglang", "trtllm")
 _INSTALL = "pip install '.[tables]' in quantbench's checkout"
-#: version under which the NCCL table is stored; it is not a release of NCCL
+#: Version under which the NCCL table is stored. It is not a release of NCCL.
 _NCCL_VERSION = "quantbench"
+#: Maps a dtype to its name in aiconfigurator's NCCL table.
 _NCCL_DTYPES = {"bf16": "half", "fp16": "half", "int8": "int8", "fp8": "fp8"}
-#: dtypes in common.GEMMQuantMode of aiconfigurator-core 0.12.0
+#: Dtypes of GEMMs that aiconfigurator-core 0.12.0 has (common.GEMMQuantMode).
 PRODUCT_DTYPES = ("bf16", "fp8", "fp8_block", "nvfp4")
-#: Maps a dtype to aiconfigurator's name for experts of this dtype (common.MoEQuantMode).
+#: Maps a dtype to aiconfigurator's name for experts in this dtype (common.MoEQuantMode).
 _MOE_DTYPES = {
     "bf16": "bfloat16",
     "mxfp4": "w4a8_mxfp4_mxfp8",
@@ -75,10 +76,10 @@ _MOE_DTYPES = {
     "fp8_block": "fp8_block",
     "nvfp4": "nvfp4",
 }
-#: provider of TensorRT-LLM's experts in NVFP4 for few tokens, which the planner looks up by this
-#: name of the kernel
+#: Provider of TensorRT-LLM's NVFP4 experts for few tokens. aiconfigurator looks up their rows by
+#: the part of this name after the dot, as kernel_source.
 FEW_TOKENS = "trtllm.moe_torch_flow_min_latency"
-#: Maps aiconfigurator's names for the sizes of experts to the fields of `MoE`.
+#: Maps the size columns of aiconfigurator's table of experts to the fields of `MoE`.
 _MOE_SIZES = {
     "num_tokens": "tokens",
     "hidden_size": "hidden",
@@ -97,13 +98,13 @@ _PEAKS = {
     "nvfp4": "fp4_tc_flops",
     "fp16": "bfloat16_tc_flops",  # aiconfigurator's only 16-bit peak, if the device has no bf16
 }
-#: Latency of a small operation, and memory not used for weights and caches. These values were not
-#: measured but copied from aiconfigurator's own YAML files (aiconfigurator-core 0.12.0,
-#: a100_sxm.yaml).
+#: Latency of a small operation, and memory that is not used for weights and caches (for NCCL, by
+#: number of GPUs). The values are not measured. They are copied from aiconfigurator-core 0.12.0's
+#: own a100_sxm.yaml.
 _CONSTANT_LATENCY_S = 3e-6
 _OTHER_MEMORY_BYTES = 3_758_096_384
 _NCCL_MEMORY_BYTES = {1: 0, 2: 358_612_992, 4: 411_041_792, 8: 411_041_792, 16: 411_041_792}
-#: Maps each table that only the planner has to its folder.
+#: Maps each of aiconfigurator's tables that quantbench does not import to its folder.
 _FAMILIES = {
     "custom_allreduce": "comm",
     "computescale": "quantize",
@@ -118,7 +119,7 @@ _FAMILIES = {
 def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
     """Writes `<system>.yaml`, and the tables below `data/<system>/`.
 
-    Raises InputError if the profile has nothing that aiconfigurator has a table for.
+    Raises InputError if no row can be exported, or if no GEMM can be although models are named.
     """
     require_gpu(profile, "aiconfigurator")
     require_choice(WHO, "--backend", options.backend, _BACKENDS)
@@ -187,10 +188,10 @@ def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
 
 
 def _gemm_rows(profile: Profile, options: ExportOptions, wanted: Served, out: Exported) -> Rows:
-    """Returns the GEMM table: rows of each dtype that has measured rows or a peak on the device.
+    """Returns the rows of the GEMM table, for dtypes with measured rows or a peak on the device.
 
-    fp16 is exported only with --dtype fp16, and then as bfloat16, because aiconfigurator has no
-    fp16.
+    fp16 is exported only with --dtype fp16. It is then labelled bfloat16, because aiconfigurator
+    has no fp16.
     """
     names = list(PRODUCT_DTYPES)
     if options.dtype == "fp16":
@@ -222,10 +223,11 @@ def _rows_of_dtype(
     measured: Table,
     out: Exported,
 ) -> Rows:
-    """Returns the GEMM rows of one dtype: the measured rows, and modelled rows beside them.
+    """Returns the GEMM rows of one dtype: measured rows first, then modelled rows.
 
-    For named models, the modelled rows are those of the models' (n, k). Otherwise they are both
-    sides of known cliffs, or the rows at MODEL_SITES if the profile has no GEMM.
+    If models are named, modelled rows are added at the models' (n, k). Otherwise, modelled rows are
+    added on both sides of known cliffs. A profile without any GEMM gets modelled rows at
+    MODEL_SITES.
 
     measured: measured GEMMs of the dtype, of one provider and layout.
     """
@@ -248,11 +250,11 @@ def _rows_of_dtype(
 def _attention_rows(
     profile: Profile, options: ExportOptions, wanted: Served, out: Exported, *, prompts: bool
 ) -> Rows:
-    """Returns an attention table.
+    """Returns the rows of one attention table: measured rows first, then modelled rows.
 
-    Modelled rows are added for the shapes of the named models, in every pair of dtypes (LANES) that
-    the device supports. Shapes without a window that were measured are left out of the first pair.
-    If nothing was measured and no model is named, the modelled heads are MODEL_HEADS.
+    Modelled rows are added for the shapes of the named models, in each pair of dtypes (LANES) that
+    the device supports. A shape that was measured gets no modelled row in the first pair. If
+    nothing was measured and no model is named, the modelled heads are MODEL_HEADS.
 
     prompts: True for causal prompts with equal numbers of queries and keys. False for decoding,
         where one query (seq_q = 1) attends to seq_k keys, of which seq_k - 1 were cached.
@@ -296,10 +298,14 @@ def _attention_row(
     window: int = 0,
     lane: tuple[str, str] = LANES[0],
 ) -> dict[str, Any]:
-    """Returns a row of an attention table.
+    """Returns one row of an attention table.
 
-    work: attention, whose cached tokens (seq_k - seq_q) are the column `step`.
-    us, spread: time in µs and `perf_row`'s high_over_latency.
+    op, source: operation and kernel_source.
+    work: shape of the attention. Its number of cached tokens, seq_k - seq_q, is the column `step`.
+    us: time in µs.
+    spread: upper limit of the 90 % interval, divided by the time.
+    window: number of keys that a query sees; 0 for all.
+    lane: pair of dtypes, one of LANES.
     """
     return perf_row(
         op,
@@ -322,8 +328,8 @@ def _attention_row(
 def _measured_attention(
     profile: Profile, options: ExportOptions, out: Exported, prompts: bool
 ) -> Table:
-    """Returns the measured attention of one provider, of prompts or of decoding."""
-    # Both attention tables omit the same rows, so only one of them counts these rows.
+    """Returns one provider's measured attention of prompts, or of decoding."""
+    # The tables of prompts and of decoding omit the same rows, so they are counted only once.
     selected = out if prompts else Exported()
     table = forward_attention(profile, options, selected)
     names = ["bf16", options.dtype if options.dtype == "fp16" else ""]
@@ -337,22 +343,25 @@ def _measured_attention(
 
 
 def _timed_rows(table: Table) -> Iterator[tuple[Any, str, float, float]]:
-    """Yields the rows of a measured table in the form of `timed`."""
+    """Yields a measured table's rows in the form of `timed`."""
     return timed(
         table.workloads(), table["provider"].tolist(), table["latency_us"], table["high_us"]
     )
 
 
 def _of_one_kernel(rows: Rows) -> Rows:
-    """Returns the rows with the kernel_source of the first row in all of them.
+    """Gives all rows the first row's kernel_source.
 
-    aiconfigurator's engine answers only from the rows of one kernel.
+    aiconfigurator's engine uses only the rows of a single kernel.
     """
     return [row | {"kernel_source": rows[0]["kernel_source"]} for row in rows]
 
 
 def _moe_rows(profile: Profile, options: ExportOptions, wanted: Served, out: Exported) -> Rows:
-    """Returns the table of experts."""
+    """Returns the rows of the table of experts (MoE layers).
+
+    Rows by FEW_TOKENS keep their own kernel_source, under which aiconfigurator looks for them.
+    """
     table = profile.tables["moe"]
     named = np.isin(table["dtype"], list(_MOE_DTYPES))
     table = keep(table, named, "experts of a dtype that aiconfigurator has no name for", out)
@@ -368,12 +377,13 @@ def _moe_rows(profile: Profile, options: ExportOptions, wanted: Served, out: Exp
 def _layer_rows(
     profile: Profile, wanted: Served, table: Table, library: str, out: Exported
 ) -> Rows:
-    """Returns the measured layers of experts, and the layers of the named models as modelled.
+    """Returns rows of experts: the measured layers, then the named models' other layers, modelled.
 
-    The modelled layers are those that were not measured, in every dtype that was measured or, but
-    not by FEW_TOKENS, has a peak on the device.
+    The layers are modelled in every dtype that has a peak on the device. For FEW_TOKENS, they are
+    modelled only in the dtypes that were measured.
 
-    library: library or provider of the measured layers.
+    table: measured layers.
+    library: library or provider whose model predicts the layers.
     """
 
     def row(layer: Any, source: str, us: float, spread: float) -> dict[str, Any]:
@@ -397,7 +407,7 @@ def _layer_rows(
 
 
 def _measured_collectives(profile: Profile, out: Exported) -> list[Message]:
-    """Returns the measured collectives within a node. Collectives between nodes are left out."""
+    """Returns the measured collectives within a node. `out` counts the rows that are left out."""
     table = collectives(profile, out)
     names = {ours: theirs for theirs, ours in COLLECTIVES.items()}
     inside = table["num_nodes"] == 1
@@ -419,9 +429,9 @@ def _measured_collectives(profile: Profile, out: Exported) -> list[Message]:
 def _description(
     profile: Profile, options: ExportOptions, system: str, out: Exported, *, nccl: bool
 ) -> dict[str, Any]:
-    """Returns the content of the YAML file.
+    """Returns the content of the system's YAML file: rates, peaks and memory sizes.
 
-    nccl: whether there is a table of NCCL's collectives.
+    nccl: whether the system has a table of NCCL's collectives.
     """
     device = profile.device
     links = link_rates(profile, out)

@@ -1,7 +1,7 @@
-"""Builds the rows of an aiconfigurator system that were not measured.
+"""Builds the modelled rows of aiconfigurator's tables, for shapes that were not measured.
 
-GEMMs and latent attention come from the latency models, messages from the link rates, and scales
-from the memory bandwidth.
+GEMMs and latent attention are predicted by the latency models, and collectives from the link rates.
+Linear attention and the kernels that scale FP8 inputs are predicted from the memory bandwidth.
 """
 
 from __future__ import annotations
@@ -27,53 +27,56 @@ from quantbench.profile.table import Table
 from quantbench.workload import Attention, Collective, Gemm
 from quantbench.workload.serving import BATCHES, CACHED, MOST_PROMPT_TOKENS, Served
 
-#: op, dtype, number of GPUs, number of elements, time in µs, source
+#: A collective: op, dtype, number of GPUs, number of elements, time in µs, kernel_source.
 Message = tuple[str, str, int, int, float, str]
-#: Pairs (attn_dtype, kv_cache_dtype) of attention rows. Measured rows are only of the first pair,
-#: and modelled rows of all pairs; decoding has no rows of the last pair.
+#: Pairs (attn_dtype, kv_cache_dtype) of attention rows. Measured rows have the first pair. Modelled
+#: rows have all pairs, except that decoding has no rows with the last pair.
 LANES = (("bfloat16", "bfloat16"), ("bfloat16", "fp8"), ("fp8", "fp8"))
-#: Decoding with an FP8 cache is modelled as decoding with this fraction of the keys in bf16. In
-#: public tables, long contexts take 0.5 to 0.72 of the time in bf16, and short contexts take as
-#: long as in bf16.
+#: Decoding with an FP8 cache is modelled as bf16 decoding with this fraction of the keys. In public
+#: tables, FP8 takes 0.5 to 0.72 of the bf16 time for long contexts, and the whole bf16 time for
+#: short contexts.
 FP8_KEYS = 0.6
-#: kernel_source of modelled rows on both sides of known cliffs
+#: kernel_source of modelled rows on both sides of known cliffs.
 AT_CLIFF = "quantbench_model_at_cliff"
 #: Maps dtypes to aiconfigurator's names where these differ.
 NAMES = {"bf16": "bfloat16", "fp16": "bfloat16"}
 # Modelled message sizes in bytes.
 _MESSAGES = tuple(2**power for power in range(8, 31))
-#: All-reduce of each serving engine: times in µs of an empty message between two GPUs in one step
-#: (every GPU reads the messages of all others) and in two steps (reduce-scatter and all-gather),
-#: and the cap of the rate of one step in GB/s. In aiconfigurator's tables of A100, Hopper and
-#: Blackwell with NVLink, one step takes 2.5 to 5 µs by SGLang and TensorRT-LLM and 4.4 to 7 by
-#: vLLM, and 0.2 to 0.6 more for each doubling of the GPUs. Two steps take about 8 µs, and about 18
-#: by TensorRT-LLM. One step by vLLM is as fast on Blackwell's links as on Hopper's.
+#: All-reduce of each serving engine. An engine has a one-step algorithm, in which every GPU reads
+#: the messages of all other GPUs, and a two-step algorithm, reduce-scatter and all-gather. The
+#: values are the one-step and the two-step time in µs of an empty message between two GPUs, and the
+#: largest one-step rate in GB/s. They come from aiconfigurator's tables of A100, Hopper and
+#: Blackwell with NVLink. There, one step takes 2.5 to 5 µs in SGLang and TensorRT-LLM, and 4.4 to
+#: 7 µs in vLLM. Two steps take about 8 µs, and about 18 µs in TensorRT-LLM. vLLM's one-step rate is
+#: the same on Blackwell's links as on Hopper's.
 _ALL_REDUCE = {
     "sglang": (3.5, 8.0, 600.0),
     "trtllm": (4.0, 18.0, 600.0),
     "vllm": (5.0, 8.0, 270.0),
 }
+#: Extra time in µs for each doubling of the number of GPUs; 0.2 to 0.6 µs in the same tables.
 _DOUBLING_US = 0.4
-#: time in µs of NCCL's collectives of an empty message
+#: Time in µs of a NCCL collective with an empty message.
 _NCCL_US = 15.0
-#: Fraction of a link's stated rate that an all-reduce of one step, and one of two steps, reaches in
-#: these tables, and the cap of the rate of two steps in GB/s. NCCL is assumed to reach
-#: _TWO_STEPS_SHARE, without a cap.
+#: Fraction of the link's nominal rate that the one-step and the two-step all-reduce reach in these
+#: tables, and the largest two-step rate in GB/s. NCCL is assumed to reach the two-step fraction,
+#: without an upper limit.
 _ONE_STEP_SHARE = 0.6
 _TWO_STEPS_SHARE = 0.75
 _TWO_STEPS_MOST = 500.0
-#: numbers of GPUs of modelled collectives
+#: Numbers of GPUs for which collectives are modelled.
 _NUM_GPUS = (2, 4, 8, 16)
-#: assumed time of a kernel that scales an empty tensor
+#: Assumed time in µs of a small kernel without data, such as one that scales an empty tensor.
 _SMALL_KERNEL_US = 2.0
-#: Time of a kernel of linear attention in a serving engine, in passes over its data at the stated
-#: rate of the memory; in aiconfigurator's tables (L40S to GB300) the convolution takes 0.4 to 2.8,
-#: the recurrence of new tokens 1.1 to 1.3, and that of prompts 8 to 29 in SGLang, whose kernels are
-#: Triton's, and 2 to 4 in vLLM, with FlashInfer's. Recurrences of prompts also take 17 to 28 µs,
-#: and 4 to 31 µs for 1,024 tokens of one sequence.
+#: The time of a linear-attention kernel is given in passes over its data at the nominal memory
+#: bandwidth. In aiconfigurator's tables (L40S to GB300), the convolution takes 0.4 to 2.8 passes,
+#: and the recurrence of new tokens 1.1 to 1.3 passes. The recurrence of prompts takes 8 to 29
+#: passes in SGLang (Triton kernels), and 2 to 4 passes in vLLM (FlashInfer kernels).
 _CONVOLUTION_PASSES = 2.0
 _NEW_TOKEN_PASSES = 1.2
 _PROMPT_PASSES = {"sglang": 15.0, "trtllm": 7.0, "vllm": 3.0}
+#: Further times in µs of the recurrence of prompts: per call (17 to 28 in the tables), and per
+#: token of one sequence (4 to 31 for 1,024 tokens).
 _PROMPT_US = 25.0
 _PROMPT_TOKEN_US = 0.02
 
@@ -81,14 +84,14 @@ _PROMPT_TOKEN_US = 0.02
 def perf_row(
     op: str, source: str, us: float, high_over_latency: float | None = None, **sizes: Any
 ) -> dict[str, Any]:
-    """Returns a row of a table.
+    """Returns one row of an aiconfigurator table.
 
     op, source: operation and kernel_source.
     us: time in µs.
-    high_over_latency: upper end of the 90 % interval, divided by the time.
+    high_over_latency: upper limit of the 90 % interval, divided by the time; None to omit it.
     sizes: further columns.
 
-    The planner does not read the columns origin and high_over_latency.
+    aiconfigurator does not read the columns origin and high_over_latency.
     """
     row: dict[str, Any] = {"op_name": op, "kernel_source": source, "origin": "measured"}
     if source.startswith(MODEL):
@@ -101,7 +104,7 @@ def perf_row(
 def timed(
     works: Iterable[Any], sources: Iterable[str], latency_us: FloatArray, high_us: FloatArray
 ) -> Iterator[tuple[Any, str, float, float]]:
-    """Yields each workload with its source, its time in µs and `perf_row`'s high_over_latency."""
+    """Yields (workload, source, time in µs, high_over_latency) for each workload."""
     spread = high_us / latency_us
     return zip(works, sources, latency_us.tolist(), spread.tolist(), strict=True)
 
@@ -109,10 +112,10 @@ def timed(
 def gemm_rows(
     times: GemmTimes, source: str, m: IntArray, n: int, k: int, latency_us: FloatArray
 ) -> Rows:
-    """Returns rows of GEMMs that were not measured, with the model's intervals.
+    """Returns modelled rows of one (n, k), with the model's intervals.
 
     source: kernel_source of the rows.
-    m: (rows,), sizes at one (n, k).
+    m: (rows,), sizes.
     latency_us: (rows,), times in µs.
     """
     rows = []
@@ -124,12 +127,13 @@ def gemm_rows(
 
 
 def model_rows(times: GemmTimes, pairs: Iterable[tuple[int, int]], measured: Table) -> Rows:
-    """Returns modelled rows of each (n, k) at M_GRID and at edges.
+    """Returns modelled rows for each (n, k), at the sizes m of M_GRID and at tile edges.
 
-    Sizes m at edges are added until linear interpolation is within BOUND. Rows that are in
-    `measured` are left out, and the modelled times are scaled to match the measured rows.
+    So many tile edges (sizes m after which a GEMM needs another row of tiles) are added that linear
+    interpolation errs by at most BOUND. Measured sizes are left out, and the modelled times are
+    scaled to match the measured rows.
 
-    pairs: pairs of (n, k).
+    pairs: pairs (n, k).
     measured: measured GEMMs of the same dtype.
     """
     found: Rows = []
@@ -143,7 +147,7 @@ def model_rows(times: GemmTimes, pairs: Iterable[tuple[int, int]], measured: Tab
 
 
 def known_cliff_rows(profile: Profile, table: Table, out: Exported) -> Rows:
-    """Predicts the rows on both sides of known cliffs that `table` lacks.
+    """Predicts rows on both sides of known cliffs, where `table` has none.
 
     table: measured GEMMs of one provider, dtype and layout.
     """
@@ -170,9 +174,11 @@ def known_cliff_rows(profile: Profile, table: Table, out: Exported) -> Rows:
 def _cliff_sides(cliffs: Sequence[KnownCliff], rows: Table) -> dict[tuple[int, int], set[int]]:
     """Returns the sizes m on both sides of known cliffs, by (n, k).
 
-    Only cliffs of the rows' provider, dtype and layout count. A cliff of a single curve contributes
-    its two measured workloads. A cliff along m that is common to a family of curves contributes
-    both sides at every (n, k) whose rows lie on both sides.
+    Only cliffs of the rows' provider, dtype and layout are used. A cliff of a single curve adds its
+    two measured workloads. A cliff in m that a family of curves has in common adds its two sizes m
+    to every (n, k) whose rows reach from one side of the cliff to the other.
+
+    rows: measured GEMMs of one provider, dtype and layout.
     """
     measured = defaultdict(list)
     for m, n, k in zip(*(rows[name].tolist() for name in "mnk"), strict=True):
@@ -193,12 +199,11 @@ def _cliff_sides(cliffs: Sequence[KnownCliff], rows: Table) -> dict[tuple[int, i
 
 
 def seen(work: Attention, window: int) -> Attention:
-    """Returns attention without a window that costs about as much as `work` does with one.
+    """Returns attention without a window that costs about as much as `work` with the window.
 
-    If `work` has at most twice as many keys as the window, it is returned as it is. Otherwise
-    decoding sees only the keys of the window, and a prompt is cut into causal pieces as long as two
-    windows. All pieces together have about as many query-key pairs as the prompt has with the
-    window.
+    Attention to at most twice as many keys as the window is returned unchanged. In longer decoding,
+    seq_k becomes the window. A longer prompt is cut into causal pieces of two windows each, which
+    together have about as many query-key pairs as the windowed prompt.
 
     window: number of keys that a query sees; 0 for all.
     """
@@ -220,10 +225,10 @@ def lanes_of(profile: Profile, prompts: bool) -> tuple[tuple[str, str], ...]:
 def message_rows(
     profile: Profile, wanted: Served, measured: list[Message], engine: str = ""
 ) -> Rows:
-    """Returns the table of NCCL's collectives, or of the serving engine's own all-reduce.
+    """Returns the rows of NCCL's collectives, or of a serving engine's own all-reduce.
 
-    Message sizes are in elements. If models are named, modelled rows are added for each op and
-    number of GPUs without measured rows.
+    Message sizes are in elements. If models are named, each op and number of GPUs without measured
+    rows gets modelled rows.
 
     wanted: work of the named models.
     measured: measured collectives.
@@ -252,7 +257,7 @@ def message_rows(
 def _all_reduce_us(link_gb_per_s: float, num_gpus: int, engine: str) -> FloatArray:
     """Returns the times of a serving engine's all-reduce in µs, (len(_MESSAGES),).
 
-    The engine uses the faster of the algorithms with one step and with two steps.
+    For each message, the engine uses the faster one of its one-step and two-step algorithms.
     """
     message_bytes = np.array(_MESSAGES, dtype=np.float64)
     one_step_us, two_steps_us, most = _ALL_REDUCE[engine]
@@ -270,38 +275,39 @@ def _nccl_us(op: str, link_gb_per_s: float, num_gpus: int) -> FloatArray:
 
 
 def _bus_bytes(op: str, num_gpus: int) -> FloatArray:
-    """Returns the bytes that each GPU sends for each size of _MESSAGES."""
+    """Returns the bytes that each GPU sends for each message size, (len(_MESSAGES),)."""
     return np.array([float(Collective(op, size, num_gpus).bus_bytes) for size in _MESSAGES])
 
 
 def scale_rows(profile: Profile, wanted: Served, *, passes: int) -> Rows:
-    """Returns a table of the kernels that scale the inputs of FP8 GEMMs.
+    """Returns the rows of a kernel that scales the inputs of FP8 GEMMs.
 
     The inputs are 16-bit tensors of m×k elements.
 
-    passes: 1 for the kernel that finds the largest value of the input, 2 for the kernel that reads
-        the input and writes it scaled.
+    passes: 1 for the kernel that only reads the input, to find its largest value; 2 for the kernel
+        that reads the input and writes the scaled input.
     """
     if profile.device.peak("fp8") is None:
         return []
     bytes_per_us = profile.device.memory_gb_per_s * 1e3
     rows = []
     for k, m in product(sorted({k for _, k in wanted.products}), M_GRID):
-        # Two bytes are read per element, and with two passes one byte is written.
+        # Each element is read as two bytes. With passes = 2, it is also written as one byte.
         us = _SMALL_KERNEL_US + (1 + passes) * m * k / bytes_per_us
         rows.append(perf_row("scale", MODEL, us, quant_dtype="fp8", m=m, k=k))
     return rows
 
 
 def linear_rows(profile: Profile, wanted: Served, backend: str) -> Rows:
-    """Returns the table of the convolution and the recurrence of linear attention."""
+    """Returns the rows of linear attention's two kernels: the convolution and the recurrence."""
     bytes_per_us = profile.device.memory_gb_per_s * 1e3
     rows: Rows = []
     for one, batch, seq in product(wanted.linear, BATCHES, CACHED):
         tokens = batch * seq
         if tokens > MOST_PROMPT_TOKENS:
             continue
-        # Two bytes per channel are read and written, and so are four of each new token's state.
+        # The convolution reads and writes two bytes per channel. For a new token, the recurrence
+        # reads and writes four bytes per element of its state.
         convolved_us = 4 * tokens * one.channels / bytes_per_us
         values_us = 4 * tokens * one.values / bytes_per_us
         convolution_us = _SMALL_KERNEL_US + _CONVOLUTION_PASSES * convolved_us
@@ -340,7 +346,7 @@ def linear_rows(profile: Profile, wanted: Served, backend: str) -> Rows:
 
 
 def latent_rows(profile: Profile, wanted: Served, *, prompts: bool) -> Rows:
-    """Returns the table of latent attention of prompts, or of the decoding of new tokens."""
+    """Returns the rows of latent attention, for prompts or for decoding."""
     heads: list[int] = []
     works: list[Any] = []
     for one in wanted.latent:
@@ -368,9 +374,10 @@ def latent_rows(profile: Profile, wanted: Served, *, prompts: bool) -> Rows:
 
 
 def absorbing_rows(profile: Profile, wanted: Served, library: str) -> Rows:
-    """Returns the table of the batched GEMMs that surround absorbed latent attention.
+    """Returns the rows of the batched GEMMs before and after absorbed latent attention (decoding).
 
-    One GEMM per head takes a new token's queries to the latents, and another takes the result back.
+    The GEMM before attention projects a new token's queries to the width of the latents. The GEMM
+    after attention projects the result to the width of the values. The batch is the heads.
 
     library: library whose GEMMs are preferred; "" for any.
     """

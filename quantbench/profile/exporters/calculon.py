@@ -1,8 +1,9 @@
-"""Exports a Calculon system file (JSON): peaks and links, and efficiency by the size of the work.
+"""Exports a profile as a Calculon system file (JSON): peaks, links and efficiency curves.
 
 Format: calculon/{processor,memory,network,system}.py of https://github.com/calculon-ai/calculon
-(commits f50f3a4, b2fe815, 71f6435, 345f893). Calculon uses the efficiency of the first listed size,
-in GFLOP or 1e6 bytes, that is not above the size of the work.
+(commits f50f3a4, b2fe815, 71f6435, 345f893). A curve lists sizes of work, in GFLOP or 1e6 bytes, in
+descending order. Calculon uses the efficiency of the first listed size that is not above the size
+of the work.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ _RING = {
     "all_gather": [1.0, -1],
     "all_reduce": [2.0, -1],
 }
-#: assumed largest number of GPUs in a network
+#: Assumed largest number of GPUs in the network between nodes.
 _FABRIC_GPUS = 65536
 
 
 def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
     """Writes `<device>.json`.
 
-    The entry `matrix` has the efficiency of GEMMs that are not memory-bound, including short ones.
-    The entry `vector` has fp32 arithmetic at its peak, because softmax and similar operations are
-    memory-bound. The processing mode is roofline, because the measured time of a GEMM includes its
-    memory traffic.
+    The entry `matrix` has the efficiency curve of GEMMs that are not memory-bound, including short
+    GEMMs. The entry `vector` has fp32 arithmetic at its peak, because softmax and similar
+    operations are memory-bound. The processing mode is roofline, because a GEMM's measured time
+    includes its memory traffic.
 
     Raises InputError for a dtype that Calculon lacks, and UnsupportedError for a device without an
     fp32 peak.

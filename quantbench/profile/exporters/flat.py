@@ -1,7 +1,7 @@
-"""Exports the profile's tables as CSV or Parquet files, one per kind, with unchanged columns.
+"""Exports a profile's tables as CSV or Parquet files, one per kind, with unchanged columns.
 
-Modelled rows, each with its interval, are added for the sizes of named models or of a file of GEMMs
-that were not measured. A profile without rows gets modelled rows of a grid if no sizes are named.
+If models or a file of GEMMs are named, their unmeasured sizes are added as modelled rows with
+intervals. A profile without rows gets modelled rows of a default grid.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from quantbench.sweep.shape_file import read_shapes
 from quantbench.workload import Attention, Gemm
 from quantbench.workload.serving import MODEL_HEADS, served
 
-#: Columns that `quantbench import csv` names differently, and columns that it does not read.
+#: Mapping of columns for `quantbench import csv --map`, and columns that the import does not read.
 _MAPPED = {"latency_us": "latency=latency_us:us"}
 _UNMAPPED = ("low_us", "high_us", "grade", "origin", "block_m", "block_n", "split_k")
 
@@ -65,10 +65,10 @@ def export_parquet(profile: Profile, options: ExportOptions, out: Exported) -> N
 
 
 def _tables(profile: Profile, options: ExportOptions, out: Exported) -> dict[str, Rows]:
-    """Returns the rows of each kind, measured rows first.
+    """Returns the rows of each kind: measured rows first, then modelled rows.
 
-    Modelled rows follow for the sizes that the options name, or for the usual sizes if the profile
-    has no rows. A size that was measured has no modelled row.
+    Modelled rows are added if the options name models or a file of GEMMs, or if the profile has no
+    rows. A size with a measured row gets no modelled row.
     """
     found = {kind: list(table.rows()) for kind, table in profile.tables.items() if len(table)}
     if not found or options.model or options.configs or options.grid is not None:
@@ -81,15 +81,16 @@ def _tables(profile: Profile, options: ExportOptions, out: Exported) -> dict[str
 
 
 def _sizes(kind: str, row: dict[str, Any]) -> tuple[Any, ...]:
-    """Returns what a row is a time of: all keys of its table but the last, the provider."""
+    """Returns a row's workload: the values of all key columns except the last, the provider."""
     return tuple(row[name] for name in LAYOUTS[kind].keys[:-1])
 
 
 def _modelled(profile: Profile, options: ExportOptions, out: Exported) -> dict[str, Rows]:
     """Returns modelled rows by kind.
 
-    If options.grid is set, the rows are the GEMMs in that file. Otherwise they are the sizes that a
-    planner looks up for the named models, or the sizes of a grid if no model is named.
+    With options.grid, the rows are the GEMMs in that file. Otherwise, they are the GEMMs, attention
+    and experts that a planner looks up for the named models. If no model is named, they are the
+    GEMMs of MODEL_SITES and the attention of MODEL_HEADS.
     """
     require_gpu(profile, "rows that are modelled")
     dtype = dtype_of(profile, options)

@@ -1,6 +1,7 @@
-"""Exports a GPU's description and measured rates as JSON files for llm-analysis 0.2.2.
+"""Exports a profile as two JSON files for llm-analysis 0.2.2.
 
-The description is a GPUConfig, and the rates are arguments of `LLMAnalysis`.
+One file describes the GPU (a GPUConfig). The other file has the measured rates (arguments of
+`LLMAnalysis`).
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ _HALF = ("bf16", "fp16")
 def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
     """Writes `<device>.json` (a GPUConfig) and `<device>-achieved.json` (arguments of LLMAnalysis).
 
-    The GPUConfig has the stated peaks of the device, so that the efficiencies that llm-analysis
-    computes (achieved over peak) equal the measured efficiencies. In llm-analysis, GB means 1024³
-    bytes for memory and 1e9 bytes for rates.
+    The GPUConfig has the device's peaks from its spec sheet. The efficiencies that llm-analysis
+    computes (achieved over peak) then equal the measured efficiencies. In llm-analysis, GB means
+    1024³ bytes for memory sizes and 1e9 bytes for rates.
 
     Raises InputError unless the GEMMs are of a 16-bit dtype.
     """

@@ -1,6 +1,7 @@
-"""Predicts the rows of a planner's table that were not measured, scaled to match measured rows.
+"""Predicts unmeasured rows for planners' tables, scaled to match the measured rows.
 
-A planner that interpolates linearly also needs rows on both sides of cliffs and edges.
+`GemmTimes` predicts GEMMs, including the rows on both sides of tile edges (sizes m after which a
+GEMM needs another row of tiles) that a planner with linear interpolation needs.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from quantbench.profile.profile import Profile
 from quantbench.profile.table import Table
 from quantbench.workload import Attention
 
-#: n and k in a modelled table, which are the sizes in aiconfigurator's own tables
+#: Sizes n and k in a modelled table, taken from aiconfigurator's own tables.
 SITE_SIZES = (
     32,
     64,
@@ -51,19 +52,19 @@ SITE_SIZES = (
     51200,
     65536,
 )
-#: (n, k) in a modelled table if no model is named
+#: Pairs (n, k) in a modelled table if no model is named.
 MODEL_SITES = tuple((n, k) for n in SITE_SIZES for k in SITE_SIZES)
-#: m in a modelled table before rows at edges are added
+#: Sizes m in a modelled table, before rows at tile edges are added.
 M_GRID = tuple(2**power for power in range(16))
-#: kernel_source of modelled rows
+#: kernel_source of modelled rows.
 MODEL = "quantbench_model"
 
 
 class GemmTimes:
-    """Predictor of GEMM times of one dtype.
+    """Predicts times of linear layers in one dtype.
 
-    The times come from the profile's model, or from the one that `best_gemm_model` finds if the
-    profile has no model of the dtype.
+    The model is the profile's, or the model that `best_gemm_model` finds if the profile has none
+    for the dtype.
 
     model: the model that predicts.
     source: kernel_source of modelled rows.
@@ -96,14 +97,14 @@ class GemmTimes:
         return self.model.predict(m, n, k, layout="nt", batch=batch).latency_us
 
     def spread(self, m: npt.ArrayLike, n: npt.ArrayLike, k: npt.ArrayLike) -> list[float]:
-        """Returns the upper end of each time's 90 % interval, divided by the time, (rows,)."""
+        """Returns the upper limit of each time's 90 % interval, divided by the time, (rows,)."""
         found = self.model.predict(m, n, k, layout="nt")
         return (found.high_us / found.latency_us).tolist()  # type: ignore[no-any-return]
 
     def through(self, m: IntArray, n: int, k: int, rows: Table) -> FloatArray:
         """Returns the times at sizes m of one (n, k) in µs, (places,).
 
-        Sizes that `rows` has get their measured times. Other times are predicted, and scaled to
+        A size with a row gets the row's measured time. Other times are predicted, and scaled to
         match the rows (`linear_interpolation.through_rows`).
 
         m: (places,), ascending sizes.
@@ -118,19 +119,20 @@ class GemmTimes:
         return np.asarray(moved[np.isin(every, m)], dtype=np.float64)
 
     def site(self, n: int, k: int, grid: IntArray, rows: Table) -> Site:
-        """Returns the sizes of one (n, k) between which a planner interpolates, and edges there.
+        """Returns one (n, k)'s sizes m: the planner's rows, and candidates for further rows.
 
-        grid: sizes m that are in the planner's table, ascending. Both sides of each edge between
-            these sizes are added as candidates for further rows.
+        The candidates are the sizes on both sides of each tile edge between the planner's rows.
+
+        grid: sizes m that are rows in the planner's table, ascending.
         rows: measured rows of this (n, k).
         """
         m = places_between(grid)
         return Site(n, k, m, self.through(m, n, k, rows), np.isin(m, grid))
 
     def sites_between(self, table: Table) -> list[Site]:
-        """Returns a site for each (n, k) that has several rows in `table`.
+        """Returns a site for each (n, k) that has two or more rows in `table`.
 
-        table: GEMMs of one format and provider.
+        table: GEMMs of one dtype, layout and provider.
         """
         pairs, pair = np.unique(np.stack([table["n"], table["k"]]), axis=1, return_inverse=True)
         sites = []
@@ -142,9 +144,9 @@ class GemmTimes:
 
 
 def accuracy_words(provenance: Mapping[str, Any], rows: str = "held_out") -> str:
-    """Returns a model's errors on rows that it was not fitted to, if they are known, in words.
+    """Describes a model's errors on held-out rows, which were not used in the fit, in words.
 
-    rows: name of these rows in the provenance.
+    rows: name of the held-out rows in the provenance.
     """
     held = provenance.get(rows, {})
     if "p95_pct" not in held:
@@ -154,16 +156,16 @@ def accuracy_words(provenance: Mapping[str, Any], rows: str = "held_out") -> str
 
 
 def attention_model(profile: Profile) -> AttentionModel:
-    """Returns the profile's model of attention, or the best one for its device."""
+    """Returns the profile's attention model, or else the best model for the device."""
     return profile.models.attention or AttentionModel.best(profile.device)
 
 
 def attention_times(
     profile: Profile, table: Table, modelled: list[Attention]
 ) -> tuple[list[Any], list[float], list[str]]:
-    """Returns shapes of attention, their times in µs and the source of each time.
+    """Returns attention shapes, their times in µs and the source of each time.
 
-    The shapes are the rows of `table`, or the `modelled` shapes if it has no rows.
+    The shapes are the rows of `table`, or the shapes in `modelled` if the table has no rows.
     """
     if len(table):
         return table.workloads(), table["latency_us"].tolist(), table["provider"].tolist()

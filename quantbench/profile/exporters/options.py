@@ -1,6 +1,6 @@
-"""Defines the options and the result of an export, and selects which rows of a profile to export.
+"""Defines an export's options and result, and selects the rows of a profile to export.
 
-Planners need one time per shape, so rows of one provider and layout are selected.
+Planners need one time per shape, so the rows of one provider and one layout are selected.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from quantbench.workload.ops import LAYOUTS
 Rows = list[dict[str, Any]]
 
 WHO = "profile export"
-# Planners expect linear layers, which have the layout nt. Other layouts are exported only if there
-# are no nt rows.
+# Layouts in order of preference. Planners expect linear layers, which have the layout nt.
 _LAYOUTS = ("nt", "nn", "tn")
 
 
@@ -37,14 +36,16 @@ class ExportOptions:
 
     provider: provider of the rows; "" selects the most frequent provider.
     layout: layout of the GEMMs; "" selects nt if it was measured, or else nn or tn.
-    dtype: dtype of the rows. With "", formats that hold one dtype get the most frequent dtype, and
-        other formats get all dtypes.
+    dtype: dtype of the rows; "" selects all dtypes, or the most frequent one for a format that has
+        room for a single dtype.
     backend, version: names under which aiconfigurator finds the tables.
-    model, configs: names of models, separated by commas, and config.json files of other models.
-    grid: CSV file of GEMMs (m, n, k) that are modelled unless they were measured.
-    tensor_parallel: tensor-parallel degrees of the models; () for the format's own degrees.
-    library: library whose models are used. "" means the library of the backend. A dtype whose
-        products have no shipped model of it uses the model of another library, which is named.
+    model: names of models, separated by commas. Rows for the models' sizes are added.
+    configs: config.json files of further models.
+    grid: CSV file of GEMMs to add as modelled rows, unless they were measured.
+    tensor_parallel: tensor-parallel degrees of the models; () selects the format's own degrees.
+    library: library whose kernels are modelled; "" selects the backend's library. If no GEMM model
+        of the library is shipped for a dtype, another library's model is used, and the notes name
+        that library.
     """
 
     provider: str = ""
@@ -78,6 +79,8 @@ class ExportOptions:
 class Exported:
     """Result of an export; `write` adds files to it.
 
+    folder: folder to write into.
+    paths: written files.
     rows: number of written rows by table.
     left_out: number of rows that were not exported, by reason.
     notes: sources and assumptions behind the numbers.
@@ -96,14 +99,17 @@ class Exported:
             self.left_out[reason] += rows
 
     def write(self, content: str | bytes, *parts: str) -> None:
-        """Writes a file at the path `parts` below the folder. Raises StoreError if that fails."""
+        """Writes a file below the folder. Raises StoreError if the file cannot be written.
+
+        parts: parts of the file's path below the folder.
+        """
         path = self.folder.joinpath(*parts)
         write_file(WHO, path, content)
         self.paths.append(path)
 
 
 def csv_text(rows: Rows) -> str:
-    """Returns rows as CSV, with every column that a row has. A cell that a row lacks is empty."""
+    """Returns rows as CSV text. A column exists if any row has it; missing cells are empty."""
     text = io.StringIO(newline="")
     names = dict.fromkeys(name for row in rows for name in row)
     writer = csv.DictWriter(text, list(names), restval="", lineterminator="\n")
@@ -113,7 +119,10 @@ def csv_text(rows: Rows) -> str:
 
 
 def require_gpu(profile: Profile, planner: str) -> None:
-    """Raises UnsupportedError for a profile of a CPU."""
+    """Raises UnsupportedError for a profile of a CPU.
+
+    planner: name of the format's planner, for the error message.
+    """
     device = profile.device
     if device.kind == "cpu":
         raise UnsupportedError(WHO, f"{device.name} is a {device.kind}", f"a GPU, for {planner}")
@@ -171,9 +180,9 @@ def collectives(profile: Profile, out: Exported) -> Table:
 def dtype_of(profile: Profile, options: ExportOptions) -> str:
     """Returns the dtype to export.
 
-    The dtype is options.dtype if that is set. Otherwise it is the most frequent dtype of the GEMM
-    rows. Without such rows it is the most frequent dtype of the attention rows or else of the
-    softmax rows, and without any of these rows bf16 (fp16 if the device has no bf16).
+    If options.dtype is not set, the dtype is the most frequent one in the GEMM rows, or else in the
+    attention rows, or else in the softmax rows. Without such rows, the dtype is bf16, or fp16 on a
+    device without bf16.
     """
     if options.dtype:
         return options.dtype
@@ -195,8 +204,9 @@ def _of_dtype(table: Table, options: ExportOptions, out: Exported) -> Table:
 def of_provider(table: Table, provider: str, out: Exported, library: str = "") -> Table:
     """Returns the rows of one provider. Omitted rows are counted in `out`.
 
-    The provider is `provider` if it has rows in the table, or else the most frequent provider of
-    `library`, or else the most frequent provider of the table.
+    provider: preferred provider. Without rows by it, the library's most frequent provider is used,
+        or else the table's.
+    library: library for the case that `provider` has no rows; "" for none.
     """
     if not len(table):
         return table
@@ -214,7 +224,10 @@ def of_provider(table: Table, provider: str, out: Exported, library: str = "") -
 
 
 def keep(table: Table, rows: npt.NDArray[np.bool_], reason: str, out: Exported) -> Table:
-    """Returns the rows of a table that are True in `rows`. `out` counts the other rows."""
+    """Returns the table's rows where `rows` is True, and counts the omitted rows in `out`.
+
+    reason: why the rows are omitted, for the user.
+    """
     if rows.all():
         return table
     out.leave_out(reason, int((~rows).sum()))

@@ -1,7 +1,8 @@
-"""Derives rates that simple planners take as input: achieved TFLOP/s, memory and link bandwidth.
+"""Derives the rates that simple planners take as input: achieved TFLOP/s and bandwidths.
 
-The rates come from measured rows, or from the models if there are no such rows. The module also
-computes the curves of efficiency over the size of the work.
+`achieved` returns the rates of arithmetic and memory, and `link_rates` the rates of the links. The
+rates come from measured rows, or from models where rows are missing. `curve` gives the efficiency
+by the size of the work.
 """
 
 from __future__ import annotations
@@ -34,28 +35,29 @@ from quantbench.profile.linear_interpolation import FloatArray
 from quantbench.profile.profile import Profile
 from quantbench.workload import Gemm, Workload
 
-#: Shorter runs do not count as compute-bound, because the launch dominates their time.
+#: Shortest time in µs of a compute-bound GEMM. The launch dominates shorter times.
 _LEAST_US = 50.0
+#: End of some sources of link rates: options of `quantbench plan` that do not apply to exports.
 _PLAN_OPTIONS = "; give --gpus-per-node and --node-gbit-per-s"
-#: width of a curve's bins as a power of two
+#: Width of an efficiency curve's bins, as a power of two of the size.
 _LOG2_BIN = 2
-#: Work counts for the efficiency curve of the arithmetic if it reaches less than this fraction of
-#: the memory bandwidth. It counts for the curve of the memory if it reaches less than this fraction
-#: of the peak.
+#: Work is used for the arithmetic's efficiency curve if it reaches less than this fraction of the
+#: memory bandwidth, and for the memory's curve if it reaches less than this fraction of the peak.
 _EXPLAINED = 0.5
-#: Sides of modelled GEMMs if none was measured: squares, and GEMMs of few rows.
+#: Sizes of modelled GEMMs, used if none was measured: m = n = k, or few rows m.
 _MODEL_SQUARES = tuple(2**power for power in range(6, 15))
 _MODEL_ROWS = (1, 8, 16)
 
 
-#: (rows,), record array of workloads with the columns of `works_of`
+#: Record array of workloads, (rows,), with the columns of `works_of`.
 Works = np.recarray[Any, Any]
 
 
 def works_of(works: Iterable[Workload], latency_us: npt.ArrayLike) -> Works:
-    """Returns FLOP, bytes, time in µs, TFLOP/s and GB/s of workloads as a record array, (rows,).
+    """Returns a record array (rows,) with FLOP, bytes, time in µs, TFLOP/s and GB/s.
 
-    latency_us: (rows,), times in µs.
+    works: workloads.
+    latency_us: (rows,), their times in µs.
     """
     found = list(works)
     us = np.asarray(latency_us, dtype=np.float64)
@@ -68,14 +70,15 @@ def works_of(works: Iterable[Workload], latency_us: npt.ArrayLike) -> Works:
 
 @dataclass(frozen=True)
 class Achieved:
-    """Achieved rates of the GEMMs of one dtype, and of memory.
+    """Achieved rates of one dtype's GEMMs, and of memory.
 
-    tflops: median over the compute-bound GEMMs, which are `compute`; each counts as at most the
-        peak.
-    gb_per_s: median over the memory-bound work, which is `memory`; each piece counts as at most the
-        memory bandwidth.
-    compute_by_size, memory_by_size: work for the efficiency curves of the arithmetic and of the
-        memory, including short runs.
+    tflops: median over `compute`. A rate above the peak counts as the peak.
+    gb_per_s: median over `memory`. A rate above the memory bandwidth counts as the bandwidth.
+    compute: compute-bound GEMMs.
+    memory: memory-bound GEMMs and softmax.
+    compute_by_size, memory_by_size: workloads for the efficiency curves of the arithmetic and the
+        memory, including short ones.
+    peak_tflops: the device's peak for the dtype.
     """
 
     dtype: str
@@ -91,7 +94,9 @@ class Achieved:
 def achieved(profile: Profile, options: ExportOptions, out: Exported) -> Achieved:
     """Returns the achieved rates of measured GEMMs and softmax.
 
-    If no compute-bound GEMM, or no memory-bound work, was measured, modelled GEMMs take its place.
+    If no compute-bound GEMM was measured, TFLOP/s come from modelled GEMMs. If no memory-bound work
+    was measured, GB/s come from modelled GEMMs.
+
     Raises UnsupportedError if the device has no peak for the dtype.
     """
     device = profile.device
@@ -107,8 +112,8 @@ def achieved(profile: Profile, options: ExportOptions, out: Exported) -> Achieve
         return works[(works.flops > ridge * works.moved_bytes) & (works.latency_us >= _LEAST_US)]
 
     def bound_by_memory(works: Works) -> Any:
-        # Memory traffic takes more than twice as long as the arithmetic. Work of less than four
-        # times the L2 may be served from the cache.
+        # Memory traffic takes more than twice as long as the arithmetic. Data of less than four
+        # times the L2's size may be served from the cache.
         large = works.moved_bytes > 4 * device.l2_bytes
         return works[(works.flops < 0.5 * ridge * works.moved_bytes) & large]
 
@@ -143,7 +148,7 @@ def achieved(profile: Profile, options: ExportOptions, out: Exported) -> Achieve
     tflops = float(np.median(np.minimum(compute.tflops, peak)))
     gb_per_s = float(np.median(np.minimum(memory.gb_per_s, device.memory_gb_per_s)))
     by_size = measured[measured.gb_per_s < _EXPLAINED * device.memory_gb_per_s]
-    # Work that appears faster than the memory was served from the cache.
+    # Workloads that seem faster than the memory bandwidth were served from the cache.
     streamed = streams[
         (streams.tflops < _EXPLAINED * peak) & (streams.gb_per_s <= device.memory_gb_per_s)
     ]
@@ -153,13 +158,13 @@ def achieved(profile: Profile, options: ExportOptions, out: Exported) -> Achieve
 def curve(size: FloatArray, share: FloatArray) -> list[list[float]]:
     """Returns the efficiency by size of the work: [[size, efficiency], …], descending in size.
 
-    Neighbouring sizes are a factor of four or more apart, and the last size is 0. Consumers look up
-    the first size that is not above the size of their work.
+    Listed sizes are powers of four, but the last size is 0. Planners look up the first listed size
+    that is not above the size of their work. The efficiency is the median over the work from the
+    listed size up to four times this size, at most 1.
 
-    size, share: (rows,), size and efficiency of each piece of work. The efficiency of a listed size
-        is the median over the work up to the next larger listed size, at most 1.
+    size, share: (rows,), size and efficiency of each workload.
     """
-    # The bins use frexp, because a rounded logarithm may put a power of two into the bin below it.
+    # frexp is exact. A rounded logarithm may put a power of two into the bin below it.
     bins = (np.frexp(size)[1] - 1) // _LOG2_BIN
     found = [
         [2.0 ** (_LOG2_BIN * b), min(1.0, float(np.median(share[bins == b])))]
@@ -173,7 +178,8 @@ def curve(size: FloatArray, share: FloatArray) -> list[list[float]]:
 class LinkRates:
     """Links of a GPU. Rates are for one direction, in 1e9 bytes per second.
 
-    inside_gb_per_s, between_gb_per_s: rate within a node, and between nodes per GPU.
+    inside_gb_per_s: nominal rate per GPU within a node.
+    between_gb_per_s: rate per GPU between nodes.
     inside_latency_s, between_latency_s: time of a small message in seconds.
     share: fraction of `inside_gb_per_s` that a large all-reduce achieves, at most 1.
     host_gb_per_s: rate of the GPU's link to the host.
@@ -189,9 +195,10 @@ class LinkRates:
 
 
 def link_rates(profile: Profile, out: Exported) -> LinkRates:
-    """Returns the links of the GPU in its vendor's reference system.
+    """Returns the GPU's links in its vendor's reference system.
 
-    `share` and the latency inside a node come from measured all-reduces if there are any.
+    `share` and `inside_latency_s` come from measured all-reduces if there are any, and otherwise
+    from public NCCL tables or from assumptions.
     """
     cluster = reference_cluster(profile.device)
     stated, source = stated_link(profile.device)
@@ -200,7 +207,7 @@ def link_rates(profile: Profile, out: Exported) -> LinkRates:
         link = cluster.intra_node(cluster.gpus_per_node)  # from public NCCL tables if there are any
         measured = link.bus_bytes[-1] / link.latency_us[-1] / 1e3, link.latency_us[0]
     reached, latency_us = measured
-    # Some sources end with the options of `plan` that replace them.
+    # Some sources end with the options of `quantbench plan` that override them.
     out.notes.append(f"links: {cluster.source.replace(_PLAN_OPTIONS, '')}; {source}")
     return LinkRates(
         gpus_per_node=cluster.gpus_per_node,
@@ -216,8 +223,9 @@ def link_rates(profile: Profile, out: Exported) -> LinkRates:
 def _measured_inside(profile: Profile, out: Exported) -> tuple[float, float] | None:
     """Returns the bus bandwidth and the latency of all-reduces measured within a node, or None.
 
-    The bandwidth, in GB/s, is that of the largest message, over the maximum number of GPUs. The
-    latency, in µs, is the time of the smallest message, over the minimum number of GPUs.
+    The bandwidth, in GB/s, is the largest message's rate. The latency, in µs, is the smallest
+    message's time. If several numbers of GPUs have such a message, the bandwidth is of the largest
+    number of GPUs, and the latency of the smallest.
     """
     table = collectives(profile, Exported()).matching(op="all_reduce", num_nodes=1)
     if not len(table):

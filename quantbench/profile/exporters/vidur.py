@@ -1,9 +1,9 @@
-"""Exports a profile in the format of Vidur's profiling files, with times in milliseconds.
+"""Exports a profile as Vidur's profiling files, with times in milliseconds.
 
 The files are compressed CSV files with a config.json, as Vidur's PyPI release 0.0.26 downloads
-them. Vidur needs the time of each operation in every row: the times of GEMMs are measured, or
-predicted and scaled to match measured times, and the times of the memory-bound operations follow
-from the bytes that these operations move.
+them. Vidur needs the time of each operation in every row. GEMM times are measured, or predicted and
+scaled to match measured times. Times of memory-bound operations are computed from the bytes that
+the operations move.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from quantbench.workload import Attention, Gemm, TransformerShape
 from quantbench.workload.presets import preset
 
 # Names and sizes are from vidur/config/{model,device_sku,node_sku}_config.py of Vidur 0.0.26.
-#: Maps a preset to (name, vocab_size, max_model_len).
+#: Maps a preset to Vidur's (name, vocab_size, max_model_len).
 MODELS = {
     "llama-2-7b": ("meta-llama/Llama-2-7b-hf", 32768, 4096),
     "llama-2-70b": ("meta-llama/Llama-2-70b-hf", 32768, 4096),
     "llama-3-8b": ("meta-llama/Llama-3-8B", 128256, 4096),
     "llama-3-70b": ("meta-llama/Llama-3-70B", 128256, 8192),
 }
-#: Maps a device slug to (device_sku, node sku). For a device that is not here, the files state the
-#: slug, which must first be added to Vidur.
+#: Maps a device slug to Vidur's names of the device and the node. For another device, the files
+#: have the slug as both names, which must first be added to Vidur.
 _SKUS = {
     "a100-sxm4-80gb": ("a100", "a100_dgx"), "h100-sxm5-80gb": ("h100", "h100_dgx"),
     "l40-48gb": ("l40", "l40_pcie"),
@@ -57,7 +57,7 @@ _SKUS = {
 }  # fmt: skip
 
 
-#: Maps our name of a layer's GEMM to Vidur's name.
+#: Maps quantbench's name of a layer's GEMM to Vidur's name.
 _GEMM_OPS = {
     "qkv": "attn_pre_proj",
     "proj": "attn_post_proj",
@@ -65,20 +65,21 @@ _GEMM_OPS = {
     "mlp_up_gate": "mlp_up_proj",
     "mlp_down": "mlp_down_proj",
 }
+#: Collectives for which Vidur has files.
 _NETWORK_OPS = ("all_reduce", "send_recv")
-#: numbers of tokens in mlp.csv before measured sizes and sizes at edges are added
+#: Numbers of tokens in mlp.csv, before measured sizes and sizes at tile edges are added.
 _TOKENS = tuple(2**power for power in range(13))
-#: tokens per block of the key/value cache; Vidur's default (CacheConfig.block_size)
+#: Tokens per block of the key/value cache. This is Vidur's default (CacheConfig.block_size).
 _BLOCK_SIZE = 16
-#: batch sizes of modelled decoding, and sequence lengths of modelled prompts and decoding
+#: Batch sizes of modelled decoding, and sequence lengths of modelled prompts and decoding.
 _MODEL_BATCHES = tuple(2**power for power in range(8))
 _MODEL_SEQS = tuple(2**power for power in range(4, 13))
 
 
 def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
-    """Writes the folders `compute/` and `network/` of Vidur's profiling files.
+    """Writes Vidur's profiling files to the folders `compute/` and `network/`.
 
-    Raises InputError if Vidur does not have the model of the options.
+    Raises InputError if options.model is not a model that Vidur has.
     """
     require_gpu(profile, "Vidur")
     slug = profile.device.name
@@ -115,8 +116,9 @@ def _mlp_rows(
     table: measured GEMMs.
     """
     times = GemmTimes(profile, options.dtype)
-    # The time of a memory-bound op is the launch of a small kernel, which is the first parameter of
-    # the softmax model's prior (a logarithm), plus the op's bytes at the achieved bandwidth.
+    # The time of a memory-bound op is the launch time of a small kernel plus the op's bytes at the
+    # achieved bandwidth. The log of the launch time is the first parameter of the softmax model's
+    # prior (its parameters before it is fitted to rows).
     bytes_per_us = achieved(profile, options, Exported()).gb_per_s * 1e3
     launch_us = float(np.exp(SoftmaxModel.prior(profile.device).parameters[0]))
     rows: Rows = []
@@ -158,8 +160,8 @@ def _attention_rows(
 ) -> Rows:
     """Returns the rows of attention.csv: prompts of one sequence, and batched decoding (seq_q = 1).
 
-    If no prompts or no decoding were measured with the model's heads per GPU, their rows are
-    modelled.
+    The rows of prompts are modelled if no prompt was measured with the model's heads per GPU. The
+    same holds for decoding.
 
     table: measured attention.
     """
@@ -202,10 +204,11 @@ def _attention_rows(
 
 
 def _model_attention(model: VidurModel, tp: int, dtype: str, *, prefill: bool) -> list[Attention]:
-    """Returns the attention to model.
+    """Returns the attention shapes to model.
 
-    Prompts have each of _MODEL_SEQS and one token more, because attention is tiled. Decoding has
-    each of _MODEL_BATCHES, with 1 key and with each of _MODEL_SEQS.
+    Prompts have each length in _MODEL_SEQS, and one token more, where an additional tile starts.
+    Decoding has each batch in _MODEL_BATCHES, with 1 key and with each number of keys in
+    _MODEL_SEQS. Lengths above the model's max_model_len are left out.
 
     prefill: True for prompts, False for decoding.
     """
@@ -228,7 +231,8 @@ def _model_attention(model: VidurModel, tp: int, dtype: str, *, prefill: bool) -
 def _write_network(profile: Profile, sku: str, out: Exported) -> None:
     """Writes the measured collectives that Vidur has files for, and their config.json.
 
-    Vidur has one dtype, so of rows with equal bytes and GPUs only the first is written.
+    Vidur's files have no dtype. If rows of several dtypes have equal bytes and GPUs, only the first
+    row is written.
 
     sku: Vidur's name of the node.
     """
@@ -260,9 +264,9 @@ def _write_network(profile: Profile, sku: str, out: Exported) -> None:
 
 
 def _statistics(latency_us: dict[str, float]) -> dict[str, float]:
-    """Returns the columns `time_stats.<op>.<name>` in ms.
+    """Returns Vidur's columns min, max, mean, median and std for each op's time, in ms.
 
-    Each op has a single time, so that the standard deviation is 0.
+    Each op has a single time, so its standard deviation is 0.
 
     latency_us: time of each op in µs.
     """
@@ -281,12 +285,12 @@ def _write_csv(rows: Rows, out: Exported, folder: str, name: str) -> None:
 
 @dataclass(frozen=True)
 class VidurModel:
-    """A model as Vidur configures it.
+    """A model, with the sizes that Vidur's configuration gives it.
 
-    name: name in Vidur's configuration.
-    shape: sizes of the model.
-    vocab: vocabulary size in Vidur's configuration.
-    max_model_len: longest sequence in Vidur's configuration.
+    name: name in Vidur.
+    shape: sizes of the model's layers.
+    vocab: vocabulary size in Vidur.
+    max_model_len: longest sequence in Vidur.
     """
 
     name: str
@@ -318,7 +322,7 @@ class VidurModel:
         }
 
     def products(self, tp: int) -> dict[str, tuple[int, int]]:
-        """Returns (n, k) of the GEMM that one GPU runs for each op, by Vidur's name of the op."""
+        """Returns (n, k) of each op's GEMM on one GPU, by Vidur's name of the op."""
         found = {}
         for op in replace(self.shape, tp=tp).ops(backward=False):
             if op.name in _GEMM_OPS and isinstance(op.workload, Gemm):
@@ -330,11 +334,11 @@ class VidurModel:
         return self.shape.heads // tp, replace(self.shape, tp=tp).kv_heads_per_gpu
 
     def passes_bytes(self, tokens: IntArray, tp: int) -> dict[str, IntArray]:
-        """Returns the bytes that each of Vidur's memory-bound ops reads and writes, (rows,).
+        """Returns the bytes that one GPU reads and writes, (rows,), for each memory-bound op.
 
         Elements have 16 bits. Norms, residuals and the embedding are not split over GPUs.
 
-        tokens: (rows,), number of tokens in a batch.
+        tokens: (rows,), numbers of tokens in a batch.
         """
         shape = self.shape
         rotated = sum(self.heads(tp)) * shape.head_dim
