@@ -92,7 +92,11 @@ _PUBLISHED = {
 
 
 def writes_cache(provider: str) -> bool:
-    """Returns whether a provider's attention of prompts includes the write to a cache."""
+    """Returns whether a provider's attention of prompts includes the write to a cache.
+
+    >>> writes_cache("vllm.flash_attn_fa3"), writes_cache("torch.flash")
+    (True, False)
+    """
     return library_of(provider) in ENGINES
 
 

@@ -20,9 +20,11 @@ from quantbench.cli.app import app
 from quantbench.cli.options import percentage
 from quantbench.cli.profile import degrees
 from quantbench.cli.profile import profile as command
+from quantbench.device import lookup
 from quantbench.errors import InputError, QuantbenchError
+from quantbench.latency.attention import AttentionModel
 from quantbench.profile.exporters import FORMATS
-from quantbench.workload import Gemm
+from quantbench.workload import Attention, Gemm
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "exporting.md").read_text(encoding="utf-8")
@@ -130,6 +132,17 @@ def test_both_exports_have_the_same_times_of_experts(tmp_path: Path) -> None:
         in notes
     )
     assert "nccl, custom_allreduce" in notes.partition("errors not known")[0].splitlines()[-1]
+
+
+def test_modelled_prompts_include_the_write_to_the_cache(tmp_path: Path) -> None:
+    invoke(f"export --gpu h100 --format csv --model llama-3-8b --tp 1 -o {tmp_path}")
+    names = ("batch", "heads", "seq_q", "seq_k", "head_dim", "kv_heads")
+    model = AttentionModel.best(lookup("h100"))
+    for row in rows_of(tmp_path / "attention.csv")[::40]:
+        causal = row["causal"] == "True"
+        work = Attention(*(int(row[name]) for name in names), causal=causal)
+        (found,) = model.predict([work], cache_write=causal)
+        assert float(row["latency_us"]) == pytest.approx(found.latency_us, rel=1e-3)
 
 
 def test_modelled_rows_are_of_the_library_asked_for_and_hold_edges(tmp_path: Path) -> None:
