@@ -1,4 +1,4 @@
-"""Command `compare`: compares two runs and calls each point faster, slower, same or unclear."""
+"""Command `compare`: compares two runs and labels each point faster, slower, same or unclear."""
 
 from __future__ import annotations
 
