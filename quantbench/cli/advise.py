@@ -276,7 +276,7 @@ def _interval(us: Estimate) -> str:
 def _why(ops: Sequence[OpCost]) -> str:
     """Formats the edge that wastes the most time among an op and its gradients.
 
-    The text names the phase if the edges of the other phases are of another kind.
+    The text names the phase (forward or a gradient) if another phase has a different kind of edge.
 
     ops: an op and its gradients, which have the same name.
     """

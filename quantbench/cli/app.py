@@ -71,6 +71,7 @@ app = typer.Typer(
 
 
 def _version(wanted: bool) -> None:
+    """Prints the version and exits if --version is typed."""
     if wanted:
         print(f"quantbench {__version__}")
         raise typer.Exit

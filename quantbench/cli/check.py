@@ -1,4 +1,8 @@
-"""Command `check`: finds cliffs and their causes in a run, and tests rules of thumb."""
+"""Command `check`: finds cliffs and their causes in a run, and tests rules of thumb.
+
+A cliff is a size after which the time jumps. With --experiment, the command first measures the
+points that a rule of thumb needs.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +33,7 @@ if TYPE_CHECKING:
     from quantbench.store.folder import Run
     from quantbench.sweep.options import SweepOptions
 
-# Maximum number of cliffs (sizes after which the time jumps) in the printed table. --json has all.
+# Maximum number of cliffs in the printed table. --json has all.
 _MOST_CLIFFS = 20
 # Maximum number of cliffs that the message of --fail-above names.
 _MOST_NAMED = 3
@@ -233,6 +237,7 @@ def _broken_rules(found: RunCheck) -> Counter[tuple[AlignmentRule, str]]:
 
 
 def _answer(found: RunCheck) -> dict[str, Any]:
+    """Returns the result that --json prints."""
     from quantbench.analysis.summary import rejected_lines
 
     info = found.run.info

@@ -229,7 +229,7 @@ def spread_warnings(rows: Sequence[dict[str, Any]], reference_us: Sequence[float
     The limits are _SPREAD and _DRIFT.
 
     rows: measured points as `row_to_json` returns them.
-    reference_us: median time of each repetition of the reference point, in µs.
+    reference_us: median time in each repetition of the reference point, in µs.
     """
     wide = [row for row in rows if row["spread"] > _SPREAD]
     found = []

@@ -74,7 +74,7 @@ def _findings(machine: Machine) -> Iterator[Finding]:
 
 
 def _triton(machine: Machine) -> Finding:
-    """Returns the finding on Triton: its version, and why it cannot compile for the GPU, if so."""
+    """Returns the finding on Triton: its version, and the problem if it cannot run on the GPU."""
     try:
         from quantbench.kernels.launching import TRITON, unsupported_architecture
     except ImportError:

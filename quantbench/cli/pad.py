@@ -77,6 +77,7 @@ def pad(arguments: PadOptions) -> Result:
 
 
 def _lines(verdict: PaddingVerdict, assumed: Sequence[str], arguments: PadOptions) -> Lines:
+    """Yields the lines and the table that the command prints."""
     spec = verdict.device
     gemm = verdict.gemm
     now = verdict.now

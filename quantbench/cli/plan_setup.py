@@ -104,6 +104,7 @@ class Setup:
 
     @property
     def shape(self) -> TransformerShape:
+        """Shape of the model, without the assumptions."""
         return self.model[0]
 
     @cached_property
@@ -117,9 +118,10 @@ class Setup:
 
     @cached_property
     def stack(self) -> str:
-        """Name of the software stack: from --stack, else from --site, else usual for the model.
+        """Name of the software stack, from --stack or else from --site.
 
-        The name is "" for a cluster that has separately fitted factors.
+        Without these options, the name is "" if the package has factors fitted to the cluster.
+        Otherwise it is the usual stack for the model.
         """
         if self.options.stack:
             return self.options.stack

@@ -82,7 +82,7 @@ def _rows_table(results: Sequence[RowResult]) -> Table:
 
 
 def _summary_lines(summary: Summary) -> Iterator[str]:
-    """Yields lines with the errors of predicted time and of predicted memory over all rows."""
+    """Yields lines with the errors of predicted time and memory over all rows."""
     if summary.rows:
         said = (
             f"time, {counted(summary.rows, 'row')}: mean error {summary.mape:.2f} %, "
@@ -102,6 +102,7 @@ def _summary_lines(summary: Summary) -> Iterator[str]:
 
 
 def _or_dash(value: float | None) -> str:
+    """Formats a number; None as a dash."""
     return "–" if value is None else f"{value:g}"
 
 

@@ -159,7 +159,7 @@ def result(
     finished: how the sweep ended.
     wall_s: duration of this session, in s.
     devices: number of devices that measured the run together.
-    earlier_s: measuring time of earlier sessions of the run, in s.
+    earlier_s: measuring time of the run's earlier sessions, in s.
     """
     spec = run.info.device
     points = points_of(run.records, spec)
@@ -246,9 +246,7 @@ def refine_of(options: SweepOptions, spec: DeviceSpec) -> Refine:
 
 
 def _checked_line(run: Run) -> str:
-    """Formats the number of points with a result that agreed with a reference, and with a wrong
-    result.
-    """
+    """Formats how many points agreed with a reference, and how many had a wrong result."""
     points = [record for record in run.records if record.role == "point"]
     right = sum(record.check is not None for record in points)
     wrong = 0

@@ -213,7 +213,10 @@ def measure(console: Console, session: SweepSession, assumed: Sequence[str] = ()
 
 
 def _kept(session: SweepSession) -> str:
-    """Returns a line with the run folder, and the command that continues or reports the run."""
+    """Returns a text with the command that continues or reports the run.
+
+    If nothing was measured, the text says so instead.
+    """
     if not session.num_records:
         return "nothing was measured"
     missing = session.plan.without(session.done).total

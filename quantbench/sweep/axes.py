@@ -153,8 +153,10 @@ def check_axes(axes: tuple[Axis, ...], who: str = "sweep") -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ProductSizes:
-    """Sizes of a single GEMM, m × n × k, repeated `batch` times.
+    """Sizes of a plain GEMM, or of a batch of equal GEMMs. A plain GEMM is not part of a model.
 
+    m, n, k: rows of the output, columns of the output, and inner dimension.
+    batch: number of GEMMs in the batch.
     layout: one of LAYOUTS.
     """
 

@@ -206,6 +206,7 @@ class WorkerProcess(ChildProcess):
             raise
 
     def begin(self, timing: TimingOptions) -> None:
+        """Sends the timing options, as in `WorkerClient.begin`."""
         self.send(encode(timing))
 
 

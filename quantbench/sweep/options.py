@@ -20,13 +20,13 @@ from quantbench.workload import Attention, Gemm, Op
 
 @dataclass(frozen=True)
 class SweepOptions:
-    """Options of a sweep. With a device, they determine the plan.
+    """Options of a sweep, from which `plan_sweep` builds the plan for a device.
 
-    Exactly one of dims, shapes, models and works is set. It selects what is measured.
+    Exactly one of dims, shapes, models and works is set, and selects what is measured.
 
     dims: axes as the user typed them, `hidden` or `hidden=1024:4096`.
     held: sizes and options that no axis varies.
-    providers: names of the providers to measure, or of groups of providers.
+    providers: names of providers, or of provider groups such as `torch`.
     timing: options of the timer.
     budget_s: time for the whole sweep, in s; None for no limit.
     limit_s: time after which a point counts as hanging, in s; None to derive it from the point's
@@ -34,8 +34,8 @@ class SweepOptions:
     shapes: (m, n, k, batch) of each GEMM to measure.
     models: transformer shapes; all their ops are measured, forward and backward.
     works: workloads, in the order in which they are measured.
-    export: options for the `profile export` command that writes a planner's files from the results
-        of `works`; "" for none.
+    export: for `works`, the options with which `profile export` writes a planner's files from the
+        run; "" for none.
     points: maximum number of points to measure; 0 for all points. Grid points are selected at
         random, each with all its ops.
     refine: whether to bisect to every edge that the points of the plan show.

@@ -129,7 +129,7 @@ class Plan:
 
     @property
     def total(self) -> int:
-        """Number of points of all groups, including left_out."""
+        """Number of distinct points in all groups, including `left_out`."""
         return len(_points_in((*self.groups, *self.left_out)))
 
     @property
@@ -139,7 +139,7 @@ class Plan:
 
     @property
     def estimate_s(self) -> float:
-        """Expected wall time of the points and of the repetitions of the reference point, in s."""
+        """Expected wall time in s, including the repetitions of the reference point."""
         total = sum(point.estimate_s for point in self.points)
         if self.reference is not None:
             total += self.reference.estimate_s * (1 + len(self.points) // self.reference_every)
@@ -170,7 +170,7 @@ class Plan:
 def reference_every(points: int) -> int:
     """Returns the number of points between two repetitions of the reference point.
 
-    points: number of points of the plan.
+    points: number of points in the plan.
     """
     return min(max(points // 3, _REFERENCE_EVERY[0]), _REFERENCE_EVERY[-1])
 
@@ -231,7 +231,7 @@ def build_plan(
     spec: DeviceSpec,
     tiles: Sequence[Tile | None] | None = (None,),
 ) -> Plan:
-    """Builds the plan of a sweep over a grid of axes.
+    """Builds the plan for a sweep over a grid.
 
     axes: axes with their edges added.
     held: values of all other sizes, with the defaults filled in.
@@ -293,7 +293,7 @@ def lay_out(
     *,
     impossible: tuple[str, ...] = (),
 ) -> Plan:
-    """Builds the plan of a list of grid points.
+    """Builds the plan for a list of grid points.
 
     The plan has one point for each op and each provider that runs the op, without duplicates. The
     groups are sorted by rank, and shuffled within a rank.

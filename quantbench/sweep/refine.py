@@ -202,7 +202,7 @@ class Refine:
         return [(gap, *bisect(gap.gap, partial(samples_of, gap))) for gap in self._gaps]
 
     def _is_coarse(self, record: Record) -> bool:
-        """Returns whether a record is from the coarse sweep or of a reference point."""
+        """Returns whether a record is that of a coarse grid point or of a reference point."""
         values = {axis.field: axis.values for axis in self.axes}
 
         def inside(place: Place) -> bool:

@@ -128,7 +128,7 @@ class SweepJob:
 class Sweep:
     """Runs a job: first the plan, then the points that `more` returns, then the rest of the plan.
 
-    If `more` is given, the first part of the plan gets 60 % of the budget.
+    If `more` is given, the plan may use only 60 % of the budget before the points from `more`.
 
     connect: function that starts a worker.
     append: function that stores a record. The record of a point may be stored again with a lower
@@ -214,9 +214,9 @@ class Sweep:
                 yield group
 
     def _expected_in_s(self, points: Sequence[PlanPoint]) -> float:
-        """Returns the expected time to measure the missing ones among the points, in s.
+        """Returns the expected time for the given points that are not measured yet, in s.
 
-        The expected time is the sum of the missing points' estimates, multiplied by the pace.
+        The expected time is the sum of these points' estimates, multiplied by the pace.
         """
         estimate_s = sum(point.estimate_s for point in points if point.key not in self._seen)
         return estimate_s * self._pace
@@ -232,7 +232,7 @@ class Sweep:
         return [*plan.groups, *plan.left_out]
 
     def _set_remaining(self, points: Sequence[PlanPoint]) -> None:
-        """Makes the progress count `points` as the remaining points, without measured ones."""
+        """Sets the remaining points in the progress: the points that are not measured yet."""
         ahead = {point.key: point.estimate_s for point in points if point.key not in self._seen}
         self._remaining_s = sum(ahead.values())
         self._progress.total = self._progress.done + len(ahead)
@@ -385,7 +385,10 @@ class Sweep:
         )
 
     def _append(self, point: PlanPoint, outcome: Outcome, reply: Reply, *, role: str) -> None:
-        """Stores the record of a point or of a reference point."""
+        """Stores the record of a point or reference point.
+
+        role: `point` or `reference`.
+        """
         record = Record(
             run_id=self.job.run_id,
             key=point.key,
@@ -421,6 +424,7 @@ class Sweep:
         self.on_progress(progress)
 
     def _elapsed_s(self) -> float:
+        """Returns the time since the worker's first reply, in s."""
         return self.clock() - self._start_s
 
     def _left_s(self, share: float = 1.0) -> float:
@@ -428,6 +432,7 @@ class Sweep:
         return inf if self.job.budget_s is None else share * self.job.budget_s - self._elapsed_s()
 
     def _end_worker(self) -> None:
+        """Ends the worker, if one is running. The next point starts a new worker."""
         if self._worker is not None:
             self._worker.close()
             self._worker = None

@@ -274,10 +274,10 @@ def resumed_options(folder: Path, budget_s: float | None) -> SweepOptions:
 
 
 def records_to_keep(run: Run) -> tuple[Record, ...]:
-    """Returns the records of a resumed run that stand.
+    """Returns the records of a run that a resumed sweep keeps.
 
-    The record of a point that has failed once is left out, so that the point is measured again. The
-    record of a point that has failed twice stands.
+    The record of a point that has failed once is not kept, so that the point is measured again. The
+    record of a point that has failed twice is kept.
     """
 
     def keep(record: Record) -> bool:

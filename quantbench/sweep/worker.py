@@ -145,8 +145,9 @@ def measure(
 
 
 def _require(provider_id: str, method: str, value: object, kind: Any, expected: str) -> None:
-    """Raises InputError if a method of a provider or of its task returned a value of a wrong type.
+    """Raises InputError if a method returned a value of a wrong type.
 
+    method: name of the method of the provider or of its task.
     kind: type that the value must have.
     expected: what the method must return, in words.
     """
