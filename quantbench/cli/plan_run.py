@@ -214,7 +214,7 @@ def _degrees(layout: Layout) -> str:
 
 
 def _more(p: Prediction, best: Prediction) -> str:
-    """Formats by how much an iteration takes longer than in another prediction: `+3.1 %`."""
+    """Formats how much longer an iteration takes than in the best prediction: `+3.1 %`."""
     return f"{100 * (p.sec_per_it / best.sec_per_it - 1):+.1f} %"
 
 
@@ -267,7 +267,7 @@ def _explaining_lines(
 
 
 def _other_stacks(setup: Setup, job: Job, best: Prediction, times: OpTimes) -> Iterator[str]:
-    """Yields by how much the best layout takes longer with each other software stack.
+    """Yields how much longer the best layout takes with each other software stack.
 
     Stacks that do not allow the layout are left out.
     """

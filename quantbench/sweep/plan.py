@@ -235,8 +235,8 @@ def build_plan(
 
     axes: axes with their edges added.
     held: values of all other sizes, with the defaults filled in.
-    tiles: tiles to predict edges for, as in `predicted_edges`. Both sides of such an edge are in
-        one group. With None, each grid point is a group alone.
+    tiles: tiles to predict edges for, as in `predicted_edges`. The two sides of a predicted edge
+        are in one group. With None, each grid point is a group alone.
 
     Raises InputError if no points remain.
     """
