@@ -1,5 +1,5 @@
-"""Implements the command line.
+"""Implements the command line of quantbench.
 
-Each command has a module of its name. Further modules hold the options and the output that commands
-share.
+Each command is in the module of its name (`import` in `import_`). The other modules define options
+and output that several commands share, and the longer parts of some commands.
 """

@@ -1,6 +1,7 @@
-"""Command `advise`: prints what a transformer shape costs on a GPU, and better shapes near it.
+"""Command `advise`: predicts a transformer shape's time on a GPU, and finds faster shapes near it.
 
-The cost includes the time that ops waste past edges of tiles, waves and alignment.
+The output shows how much time each op wastes past an edge: a size after which a GEMM needs more
+tiles or more waves (rounds of tiles over all SMs), or a misaligned size.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ if TYPE_CHECKING:
     from quantbench.advice import Advice, Advised, OpCost, ShapeCost, Space
     from quantbench.latency.estimate import Estimate
 
-# An op has a row of its own in the table if it wastes at least this fraction of the shape's time.
+# The table has a row for each op that wastes at least this fraction of the shape's time. The other
+# ops share one line below the table.
 _WORTH_A_ROW = 0.005
-# In these rows, waste of at least this fraction of the shape's time is shown in red, and smaller
-# waste in yellow.
+# In the table, waste of at least this fraction of the shape's time is red, and smaller waste
+# yellow.
 _STANDS_OUT = 0.01
 _search = partial(option, panel="Search for better shapes")
 
@@ -38,7 +40,7 @@ _search = partial(option, panel="Search for better shapes")
 @dataclass(frozen=True, kw_only=True)
 @with_sizes("mbs", "tp", "experts", "top-k", "moe-ffn", "ep")
 class AdviseOptions(TimesOptions, ShapeOptions):
-    """The options of `advise` as typed; "" and None stand for the default."""
+    """The options of `advise` as typed; "" and None mean the default."""
 
     who: ClassVar[str] = "advise"
 
@@ -109,9 +111,9 @@ def advise(arguments: AdviseOptions) -> Result:
 
 
 def _space(keep: str) -> Space:
-    """Returns the limits of the neighbours to try.
+    """Returns the search space for better shapes.
 
-    keep: dimensions that must not change, separated by commas.
+    keep: dimensions that must not change, comma separated.
     """
     from quantbench.advice.space import DIMENSIONS, Space
 
@@ -128,9 +130,9 @@ def _space(keep: str) -> Space:
 def _lines(
     advice: Advice, assumed: Sequence[str], allowed: float | None, arguments: AdviseOptions
 ) -> Lines:
-    """Yields the lines that the command prints.
+    """Yields the lines and tables that the command prints.
 
-    assumed: texts on assumed values.
+    assumed: descriptions of assumed values.
     allowed: largest fraction of the time that may be wasted; None for no limit.
     """
     cost = advice.cost
@@ -141,7 +143,7 @@ def _lines(
     yield from _waste_lines(cost)
     for words in advice.blocks:
         yield f"not whole blocks: {words}"
-    # Broken rules of misaligned rows and padded heads are left out here, because their waste is
+    # Broken rules on misaligned rows and padded heads are left out, because their waste is already
     # among the edges above.
     edges = {"rows", "head_dim"}
     yield from broken_lines([one for one in advice.broken if edges.isdisjoint(one.rule.sides)])
@@ -166,7 +168,7 @@ def _lines(
 
 
 def _header_lines(advice: Advice, assumed: Sequence[str]) -> Iterator[str]:
-    """Yields lines on the shape, the device, the assumptions and the times without measurements."""
+    """Yields lines that describe the shape, the device, the assumptions and unmeasured times."""
     from quantbench.advice.space import weights_bytes
     from quantbench.workload.parameters import parameters
 
@@ -209,7 +211,7 @@ def _header_lines(advice: Advice, assumed: Sequence[str]) -> Iterator[str]:
 def _cost_lines(cost: ShapeCost) -> Lines:
     """Yields a table of the ops that waste the most time, the worst first.
 
-    The reasons for the waste, the other ops and the legend follow.
+    The table is followed by the reasons for the waste, a line on the other ops, and the legend.
     """
     from quantbench.advice.cost import latency_per_run
 
@@ -250,7 +252,7 @@ def _cost_lines(cost: ShapeCost) -> Lines:
 
 
 def _time(ops: Sequence[OpCost]) -> str:
-    """Formats the time of some ops with its interval; "" if there are no ops."""
+    """Formats the total time of some ops with its interval; "" if there are no ops."""
     from quantbench.advice.cost import latency_per_run
 
     if not ops:
@@ -261,7 +263,7 @@ def _time(ops: Sequence[OpCost]) -> str:
 
 def _interval(us: Estimate) -> str:
     """Formats the interval of an estimate as `1.76–1.97`, in the unit that `latency` chooses."""
-    # From 999.5 on, a value rounds to 1000 of its unit. The largest unit is s.
+    # A value from 999.5 would round to 1000, so the next larger unit is used. The largest is s.
     scale = 1.0
     while us.latency_us >= 999.5 * scale and scale < 1e6:
         scale *= 1e3
@@ -272,9 +274,11 @@ def _interval(us: Estimate) -> str:
 
 
 def _why(ops: Sequence[OpCost]) -> str:
-    """Formats the edge that wastes the most time in the ops of one name: an op and its gradients.
+    """Formats the edge that wastes the most time among an op and its gradients.
 
-    The phase is named if the edge of another op is of another kind.
+    The text names the phase (forward or a gradient) if another phase has a different kind of edge.
+
+    ops: an op and its gradients, which have the same name.
     """
     worst = max(ops, key=lambda op: op.waste_us)
     if not worst.findings:
@@ -287,7 +291,7 @@ def _why(ops: Sequence[OpCost]) -> str:
 
 
 def _waste_lines(cost: ShapeCost) -> Iterator[str]:
-    """Yields lines on the time, the rate and the waste of the whole shape."""
+    """Yields lines with the whole shape's time, rate and waste."""
     from quantbench.advice.cost import LOWER_BOUND
 
     whole = cost.latency
@@ -308,7 +312,7 @@ def _waste_lines(cost: ShapeCost) -> Iterator[str]:
 
 
 def _verdict(advice: Advice) -> str:
-    """Returns a sentence that says whether to keep the shape, and why."""
+    """Returns a sentence on whether to keep the shape, with the reason."""
     mbs = advice.shape.mbs
     larger = [one for one in advice.better_alone if one.found.shape.mbs > mbs]
     more = ""
@@ -340,9 +344,9 @@ def _verdict(advice: Advice) -> str:
 
 
 def _misaligned_words(advice: Advice) -> str:
-    """Returns a sentence on the waste of misaligned rows and on the change that aligns them.
+    """Returns the verdict on a shape with misaligned rows if no tried shape is surely faster.
 
-    The sentence is the verdict on a shape if no shape that was tried is surely faster.
+    The sentence has the time that misaligned rows waste, and the change that aligns the rows.
     """
     ops = advice.cost.misaligned
     share = percent(sum(op.waste_us for op in ops) / advice.cost.latency.latency_us)
@@ -356,17 +360,18 @@ def _misaligned_words(advice: Advice) -> str:
 
 
 def _least_gain(one: Advised) -> float:
-    """Returns the lower bound of a shape's gain."""
+    """Returns the lower bound of a shape's gain, for sorting."""
     return one.found.low
 
 
 def _worth_showing(advice: Advice, *, all_tried: bool) -> list[Advised]:
-    """Returns the shapes to show.
+    """Returns the shapes to show in the table.
 
-    These are the surely faster shapes. If `advice.better` has any, the best shape with as many
-    heads as the given shape is shown too, and so is the best shape with the same head_dim.
+    By default these are the surely faster shapes. If `advice.better` is not empty, the shapes in
+    `advice.alike` are added: the best shape with the given number of heads, and the best with the
+    given head_dim.
 
-    all_tried: whether to return all compared shapes.
+    all_tried: whether to return all compared shapes instead.
     """
     shown = []
     for one in advice.compared:
@@ -406,9 +411,9 @@ def _advised_lines(advised: Sequence[Advised]) -> Lines:
 
 
 def _next_lines(advice: Advice, out: Path | None) -> Iterator[str]:
-    """Yields lines on how to measure the compared shapes.
+    """Yields lines with the commands that measure the compared shapes.
 
-    out: file to which these shapes were written; None if there is none.
+    out: file to which the shapes were written; None if they were not written.
     """
     others = len(advice.compared)
     what = "measures every op of this shape"

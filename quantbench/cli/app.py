@@ -1,7 +1,7 @@
-"""Registers the commands of `quantbench` by name and short help.
+"""Defines the typer application `app` of `quantbench`, with every command's name and short help.
 
-A command's module is imported only when the command is called, so that `quantbench --help` answers
-at once.
+A command's module is imported only when the command is called, so that `quantbench --help` is
+printed at once.
 """
 
 import sys
@@ -14,7 +14,7 @@ from typer.main import get_command
 
 from quantbench import __version__
 
-#: Short help by command name. Each command is a function or typer group in the module of its name.
+#: Short help by command name. Each command is a function or typer group in the module of that name.
 COMMANDS = {
     "devices": "This machine's device and its state; known GPUs.",
     "models": "List the models that --model knows.",
@@ -33,8 +33,9 @@ COMMANDS = {
     "import": "Import other tools' tables and logs.",
 }
 
-# Loading rich takes as long as everything else together, so the list of commands is printed without
-# rich. A command's own help uses rich's panels for its groups of options.
+# Whether a command is typed. Without a command, the list of commands is printed without rich,
+# because importing rich takes as long as all other imports. The help of a command uses rich's
+# panels for its groups of options.
 _COMMAND_GIVEN = any(not word.startswith("-") for word in sys.argv[1:])
 
 
@@ -52,7 +53,7 @@ class _Commands(TyperGroup):
     """Group of commands that imports the module of a command when the command is called."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Replaces the placeholder of a command by the command itself."""
+        """Returns what typer resolves, with the command itself in place of its placeholder."""
         name, command, rest = super().resolve_command(ctx, args)
         return name, command and load(str(name)), rest
 
@@ -70,6 +71,7 @@ app = typer.Typer(
 
 
 def _version(wanted: bool) -> None:
+    """Prints the version and exits if --version is typed."""
     if wanted:
         print(f"quantbench {__version__}")
         raise typer.Exit

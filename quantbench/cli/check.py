@@ -1,4 +1,8 @@
-"""Command `check`: finds cliffs and their causes in a run, and tests rules of thumb."""
+"""Command `check`: finds cliffs and their causes in a run, and tests rules of thumb.
+
+A cliff is a size after which the time jumps. With --experiment, the command first measures the
+points that a rule of thumb needs.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +33,9 @@ if TYPE_CHECKING:
     from quantbench.store.folder import Run
     from quantbench.sweep.options import SweepOptions
 
-# Maximum number of cliffs that are printed. --json has all of them.
+# Maximum number of cliffs in the printed table. --json has all.
 _MOST_CLIFFS = 20
-# Maximum number of cliffs above the limit of --fail-above that are named.
+# Maximum number of cliffs that the message of --fail-above names.
 _MOST_NAMED = 3
 
 
@@ -98,7 +102,10 @@ def check(
 
 
 def _above_words(cliffs: Sequence[Cliff], limit: float) -> str:
-    """Names the highest of the cliffs whose lower bound exceeds the limit of --fail-above."""
+    """Formats the message of --fail-above, which names the highest cliffs.
+
+    cliffs: cliffs whose ratio has a lower bound above `limit`.
+    """
     words = []
     for cliff in sorted(cliffs, key=lambda one: -one.low)[:_MOST_NAMED]:
         place = axis_words({cliff.axis: f"{cliff.at} to {cliff.next}", **cliff.held}, " = ")
@@ -108,7 +115,7 @@ def _above_words(cliffs: Sequence[Cliff], limit: float) -> str:
 
 
 def _failed_everywhere(run: Run) -> list[str]:
-    """Returns the providers that failed at one point or more and were measured at none, sorted."""
+    """Returns the providers with failed points but no measured point, sorted by name."""
     points = [record for record in run.records if record.role == "point"]
     failed = {one.provider for one in points if isinstance(one.outcome, Failed)}
     measured = {one.provider for one in points if isinstance(one.outcome, Measured)}
@@ -116,10 +123,10 @@ def _failed_everywhere(run: Run) -> list[str]:
 
 
 def _measure(rule: RuleOfThumb, results: Path, budget: str, *, as_json: bool) -> Path:
-    """Runs the experiment of a rule of thumb on this machine's device and returns the run's folder.
+    """Measures the points that test a rule of thumb on this machine, and returns the run folder.
 
-    results: folder in which the run is created.
-    budget: the text of --budget.
+    results: folder in which the run folder is created.
+    budget: text of --budget.
     """
     from quantbench.cli.sweep_options import SweepArguments, sweep_options
     from quantbench.cli.sweep_run import measure, stop_on_sigterm
@@ -140,6 +147,7 @@ def _measure(rule: RuleOfThumb, results: Path, budget: str, *, as_json: bool) ->
 
 
 def _lines(found: RunCheck) -> Lines:
+    """Yields the lines and tables that the command prints: cliffs, rules and broken rules."""
     from quantbench.analysis.summary import floor_lines
     from quantbench.report.sections import rules_section, steps_section
 
@@ -182,7 +190,7 @@ def _lines(found: RunCheck) -> Lines:
 
 
 def _head_lines(found: RunCheck) -> list[str]:
-    """Formats the numbers of points, rejected times, curves and cliffs (by cause) as lines."""
+    """Returns lines that count points, rejected times, curves, and cliffs by cause."""
     from quantbench.analysis.summary import rejected_lines
 
     records = [record for record in found.run.records if record.role == "point"]
@@ -206,12 +214,12 @@ def _head_lines(found: RunCheck) -> list[str]:
 
 
 def _broken_rules(found: RunCheck) -> Counter[tuple[AlignmentRule, str]]:
-    """Counts the distinct shapes of a run that break an alignment rule of their library.
+    """Counts the distinct shapes in a run that break an alignment rule of their library.
 
-    The keys are (rule, number format).
+    The keys are (rule, dtype).
     """
-    # The library is the first part of a provider, as in `torch.mm`. Alignment rules say nothing
-    # about user-defined kernels (`module:Class`).
+    # The library is the first part of a provider's name, as in `torch.mm`. User-defined kernels
+    # (`module:Class`) have no alignment rules.
     works = dict.fromkeys(
         (record.workload, record.provider.partition(".")[0])
         for record in found.run.records
@@ -229,6 +237,7 @@ def _broken_rules(found: RunCheck) -> Counter[tuple[AlignmentRule, str]]:
 
 
 def _answer(found: RunCheck) -> dict[str, Any]:
+    """Returns the result that --json prints."""
     from quantbench.analysis.summary import rejected_lines
 
     info = found.run.info

@@ -1,6 +1,6 @@
-"""Command `comm`: measures the latency and bandwidth of collectives between ranks under torchrun.
+"""Command `comm`: measures latency and bandwidth of collectives between ranks under torchrun.
 
-Rank 0 controls the measurement, writes the run and prints the result.
+Every rank runs the command. Rank 0 controls the measurement, writes the run and prints the result.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
     from quantbench.timing.lockstep import Leader
 
 _BACKENDS = ("nccl", "gloo")
-# Longest time of sampling a point.
+# Longest sampling time per point, in s.
 _MAX_TIME_S = 1.0
-# A warning is printed if the 10 %-90 % spread of a point's samples exceeds the fraction _SPREAD of
-# their median, or if the longest time of the reference point exceeds the shortest one by more than
-# the fraction _DRIFT.
+# Limits for warnings. _SPREAD: spread of a point's samples from the 10th to the 90th percentile, as
+# a fraction of their median. _DRIFT: difference between the longest and the shortest time of the
+# repeated reference point, as a fraction of the shortest.
 _SPREAD = 0.10
 _DRIFT = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
 class CommOptions:
-    """The options of `comm` as typed; "" stands for the default."""
+    """The options of `comm` as typed; "" means the default."""
 
     op: str = option(
         "",
@@ -53,7 +53,7 @@ class CommOptions:
     precision: str = option("2%", "Sample each point until its median is within ± this.")
 
     def options(self) -> TimingOptions:
-        """Returns the options of the timing.
+        """Returns the timing options.
 
         The cache is hot, because every sample uses the same buffers.
         """
@@ -61,7 +61,12 @@ class CommOptions:
         return TimingOptions(cache="hot", half_width=half_width, max_time_s=_MAX_TIME_S)
 
     def plan(self, backend: str, num_gpus: int, num_nodes: int) -> tuple[Collective, ...]:
-        """Returns the collectives to measure, with defaults that depend on the backend."""
+        """Returns the collectives to measure.
+
+        backend: nccl or gloo. The default dtype and message sizes depend on the backend.
+        num_gpus: number of ranks.
+        num_nodes: number of nodes with ranks.
+        """
         from quantbench.comm.session import DEFAULT_OPS, DEFAULT_SIZES, parse_sizes, points
 
         op = self.op or ",".join(DEFAULT_OPS)
@@ -83,7 +88,7 @@ def comm(
     arguments.options()
     if arguments.backend:
         require_choice("comm", "backend", arguments.backend, _BACKENDS)
-    # Wrong ops, sizes and dtypes are refused here, before the ranks wait for each other.
+    # Wrong ops, sizes and dtypes raise an error here, before the ranks wait for each other.
     arguments.plan("gloo", 2, 1)
     from quantbench.providers.collectives import TorchRanks, TorchWork, backend_here, topology
 
@@ -97,8 +102,8 @@ def comm(
             follow(ranks, work)
             return None
         leader = Leader(ranks, work)
-        # If this process ends by Ctrl-C or a bug, torchrun ends the other ranks. After a complete
-        # run or an expected error, the other ranks wait until the leader stops them.
+        # After a complete run or an expected error, the other ranks wait until the leader stops
+        # them. After Ctrl-C or a bug in this process, torchrun ends the other ranks.
         try:
             result = _lead(arguments, ranks, leader, places, results, output(stderr=as_json))
         except QuantbenchError:
@@ -130,7 +135,10 @@ def _lead(
 ) -> Result:
     """Measures all collectives as rank 0, and writes the run.
 
-    places: topology of each rank, which the run states.
+    leader: controls the other ranks during the measurement.
+    places: topology of each rank, which is stored in the run.
+    results: folder in which the run folder is created.
+    console: console for the progress.
     """
     from quantbench import device
     from quantbench.comm.session import CommSession
@@ -216,10 +224,12 @@ def _lead(
 
 
 def spread_warnings(rows: Sequence[dict[str, Any]], reference_us: Sequence[float]) -> list[str]:
-    """Returns warnings if samples scatter by over 10 %, or if the reference changes by over 5 %.
+    """Returns warnings about scattering samples and about a drifting reference point.
+
+    The limits are _SPREAD and _DRIFT.
 
     rows: measured points as `row_to_json` returns them.
-    reference_us: median time of each repetition of the reference point.
+    reference_us: median time in each repetition of the reference point, in µs.
     """
     wide = [row for row in rows if row["spread"] > _SPREAD]
     found = []
@@ -242,8 +252,8 @@ def spread_warnings(rows: Sequence[dict[str, Any]], reference_us: Sequence[float
 def row_to_json(record: Record) -> dict[str, Any]:
     """Converts the record of a collective to a JSON object.
 
-    The object has the collective's sizes, and its time, bandwidths and grade if it was measured.
-    Otherwise the reason is in `skipped` or `failed`.
+    The object has the collective's sizes. If the collective was measured, the object also has its
+    time, bandwidths and grade. Otherwise it has the reason in `skipped` or `failed`.
     """
     from quantbench.comm.session import figures
     from quantbench.stats import spread
@@ -271,9 +281,9 @@ def row_to_json(record: Record) -> dict[str, Any]:
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    """Formats the cells of a table row: time, bandwidths, spread, grade and reason.
+    """Formats the cells of a table row: time, two bandwidths, spread, grade and reason.
 
-    The reason states why the grade is below A, or why there is no time.
+    The reason is why the grade is below A, or why there is no time.
 
     row: point as `row_to_json` returns it.
     """

@@ -1,4 +1,4 @@
-"""Command `compare`: compares two runs and calls each point faster, slower, same or unclear."""
+"""Command `compare`: compares two runs and labels each point faster, slower, same or unclear."""
 
 from __future__ import annotations
 
@@ -59,6 +59,10 @@ def compare(
 
 
 def _lines(comparison: Comparison, junit: Path | None) -> Lines:
+    """Yields the lines and the table that the command prints.
+
+    junit: JUnit file that was written; None if none was asked for.
+    """
     from quantbench.report.comparison import (
         comparison_table,
         differences_lines,

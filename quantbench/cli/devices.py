@@ -1,7 +1,7 @@
-"""Command `devices`: prints this machine's device and its state, and the known GPUs.
+"""Command `devices`: prints this machine's device with its state, and the known GPUs.
 
-It also prints a diagnosis of the machine's GPU. The module's functions format devices and their
-states for other output too.
+The command also diagnoses whether the machine's GPU can be measured. Other commands use
+`device_line` and `device_lines` to describe their device.
 """
 
 import re
@@ -18,7 +18,7 @@ from quantbench.device.here import warnings_for
 from quantbench.device.nvml import Absent, Limits
 from quantbench.device.spec import DeviceSpec, DeviceState
 
-# Number formats whose peaks are printed, in this order.
+# Dtypes whose peak throughput is printed, in this order.
 _DTYPES = ("fp16", "bf16", "tf32", "fp32", "fp8", "nvfp4", "mxfp4", "int8")
 
 
@@ -63,7 +63,7 @@ def devices() -> Result:
 
 
 def _findings(machine: Machine) -> Iterator[Finding]:
-    """Yields the findings of the diagnosis, and the verdict as the last one."""
+    """Yields the findings of the diagnosis. The last finding is the verdict."""
     yield from diagnosis.findings(machine)
     yield _triton(machine)
     error = refusal(machine)
@@ -74,7 +74,7 @@ def _findings(machine: Machine) -> Iterator[Finding]:
 
 
 def _triton(machine: Machine) -> Finding:
-    """Returns the version of Triton, and the reason if it cannot compile for the machine's GPU."""
+    """Returns the finding on Triton: its version, and the problem if it cannot run on the GPU."""
     try:
         from quantbench.kernels.launching import TRITON, unsupported_architecture
     except ImportError:
@@ -84,7 +84,7 @@ def _triton(machine: Machine) -> Finding:
 
 
 def device_lines(spec: DeviceSpec, state: DeviceState, limits: Limits | None = None) -> Lines:
-    """Yields lines on the device, its state, and the conditions that disturb timings."""
+    """Yields lines that describe the device, its state, and conditions that disturb timings."""
     yield device_line(spec)
     if spec.kind != "cpu":
         yield f"dense peak: {peaks_line(spec)}"
@@ -113,7 +113,7 @@ def device_line(spec: DeviceSpec) -> str:
 
 
 def peaks_line(spec: DeviceSpec) -> str:
-    """Formats the dense peaks of a device, and the SM clock at which they hold.
+    """Formats a device's dense peaks, and the SM clock at which they are reached.
 
     Example: `bf16 989, tf32 495, fp32 66.9 TFLOP/s at 1830 MHz`.
     """
@@ -127,7 +127,7 @@ def peaks_line(spec: DeviceSpec) -> str:
 
 
 def state_line(state: DeviceState, limits: Limits | None) -> str:
-    """Formats what is known of the clocks, temperature, power, limits and other processes."""
+    """Formats clocks, temperature, power, limits and other processes, without unknown values."""
     parts = []
     if state.sm_clock_mhz is not None:
         highest = f" of {limits.max_sm_clock_mhz:.0f}" if limits and limits.max_sm_clock_mhz else ""
@@ -175,10 +175,7 @@ def _known_table(here: str) -> Table:
 
 
 def _three_digits(value: float | None) -> str:
-    """Formats a value with three significant digits and no exponent (989, 62.5, 0.32).
-
-    None becomes a dash.
-    """
+    """Formats a value with about three digits and no exponent (989, 62.5, 0.32); None as a dash."""
     if value is None:
         return "–"
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,6 +1,6 @@
-"""Command `explore`: writes an HTML page with the predicted times of a transformer on some GPUs.
+"""Command `explore`: writes an HTML page that predicts a transformer's times on chosen GPUs.
 
-Sliders on the page set the sizes of the transformer. The page needs no other file.
+Sliders on the page set the transformer's sizes. The page needs no other file.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Command `import`: imports tables of measured times as runs, and summarizes training logs."""
+"""Command `import`: imports tables of measured times as runs, and summarizes training logs.
+
+Imported runs are labelled with their origin and can be used like measured runs. The training logs
+are those of Megatron-LM and its relatives.
+"""
 
 from __future__ import annotations
 
@@ -117,7 +121,7 @@ def _write(
     """Writes each table as a run, and returns the summaries of the runs.
 
     tables: rows and origin of each table.
-    missing: one line for each table that was not found. The lines are printed after the summaries.
+    missing: one line for each table that was not found, printed after the summaries.
     """
     from quantbench.importers.disagreement import disagreements
     from quantbench.importers.runs import summary_lines, write_run
@@ -135,15 +139,15 @@ def _write(
     return Result(summaries, (*lines, *missing, f"{next_command}, or {export}"))
 
 
-# A log's TFLOP/s are reported if they differ from the computed TFLOP/s by more than this fraction.
+# Largest relative difference between a log's TFLOP/s and the computed TFLOP/s that is not reported.
 _STATED_TOLERANCE = 0.05
 
 
 def _stated_words(summary: TrainingSummary) -> Iterator[str]:
-    """Yields a line if a log's TFLOP/s per GPU fit neither its model FLOPs nor its hardware FLOPs.
+    """Yields a line if the TFLOP/s per GPU in a log contradict the sizes and times in the log.
 
-    Both FLOPs are computed from the sizes and times in the log. If the log lacks a size, nothing is
-    yielded.
+    The model FLOPs and the hardware FLOPs (with recomputation) are computed from the log. The
+    line is yielded if the log's TFLOP/s match neither. If the log lacks a size, nothing is yielded.
     """
     from quantbench.planner.formulas import hardware_flops, model_flops
     from quantbench.workload import TransformerShape
@@ -173,9 +177,9 @@ def _stated_words(summary: TrainingSummary) -> Iterator[str]:
 
 
 def _log_cells(log: TrainingSummary) -> dict[str, str]:
-    """Formats the summary of a log as table cells by column name.
+    """Formats a log's summary as table cells, by column name.
 
-    Unknown values are dashes. A column whose name begins with `>` is aligned to the right.
+    Unknown values are dashes. A `>` at the start of a name aligns the column to the right.
     """
     tokens = None
     if log.tokens_per_s is not None and log.tokens_per_s_within is not None:

@@ -1,4 +1,4 @@
-"""Command `merge`: merges several runs of one kind of device."""
+"""Command `merge`: merges several runs of one device kind into one run."""
 
 from pathlib import Path
 

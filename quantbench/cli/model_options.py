@@ -1,8 +1,8 @@
 """Declares options that describe a model or a grid of sizes, and converts them to shapes and axes.
 
-A typed value always counts. A value that was not typed comes from the preset or configuration;
-without a preset or configuration, it is the usual value on the device. The module also lists these
-assumed values as text.
+`chosen_model` returns one transformer shape, and `held_and_dims` a grid. A typed value always
+counts. A value that was not typed comes from the preset or configuration. Without a preset or
+configuration, the device's usual value is used. The module also lists the values that were assumed.
 """
 
 import re
@@ -37,8 +37,8 @@ from quantbench.workload.presets import preset
 from quantbench.workload.recipes import RECIPES
 from quantbench.workload.transformer import ATTENTIONS
 
-# Fields that a grid copies from the named model. The number of layers is not copied, because each
-# point of a grid is one layer.
+# Fields that a grid copies from the preset or configuration. The number of layers is not copied,
+# because each grid point is one layer.
 _OF_A_MODEL = (
     "hidden",
     "heads",
@@ -59,7 +59,7 @@ _OF_A_MODEL = (
     "rope_dim",
     "value_dim",
 )
-# Options that `sweep_words` repeats after the axes and the sizes.
+# Options that `sweep_words` repeats in addition to axes and sizes.
 _SAID_AGAIN = (
     "model",
     "config",
@@ -76,9 +76,11 @@ _SAID_AGAIN = (
 )
 
 _SOFTMAX_WORDS = {"megatron": "Megatron's fused softmax", "torch": "torch's separate softmax"}
+# Largest file that --routing reads, in bytes.
 _LARGEST_HISTOGRAM_BYTES = 2**20
 _model = partial(option, panel="Model")
-# Holds the usual values of fields that neither a model nor an option states.
+# Shape whose fields have the usual values. They are used if neither a model nor an option sets
+# them.
 _USUAL_MODEL = TransformerShape(hidden=1, heads=1)
 _MOE_FIELDS = [name.replace("-", "_") for name in MOE_DIMS]
 _EXPERTS_EXPECTED = "--experts, or a model with experts"
@@ -92,10 +94,10 @@ _Options = TypeVar("_Options", bound=type)
 
 
 def with_sizes(*names: str) -> Callable[[_Options], _Options]:
-    """Returns a class decorator that declares one option per size. Apply it before `dataclass`.
+    """Returns a class decorator that declares one option per size.
 
-    An option takes an integer. In `GridOptions`, a size that can be swept takes a text instead,
-    because the text may be a range.
+    The decorator must run before `dataclass`. An option takes an integer. In `GridOptions`, the
+    option of a size that can be swept takes a text, because the text may be a range.
 
     names: keys of `sweep.sizes.SIZES`.
     """
@@ -120,7 +122,7 @@ def with_sizes(*names: str) -> Callable[[_Options], _Options]:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
-    """Options of every command that takes a model; "" and None stand for the default.
+    """Options of every command that takes a model; "" and None mean the default.
 
     who: name of the command, for error messages.
     size_names: names of the sizes that the command takes.
@@ -167,8 +169,8 @@ class ModelOptions:
 class ShapeOptions(ModelOptions):
     """Options for a model with one value per size.
 
-    needed: sizes that must be typed if no model is named. Layers and vocab are guessed if they are
-        neither needed nor typed.
+    needed: sizes that must be typed if no model is named. Layers and vocab get usual values if they
+        are neither needed nor typed.
     """
 
     who: ClassVar[str] = "advise"
@@ -183,7 +185,7 @@ class ShapeOptions(ModelOptions):
 @dataclass(frozen=True, kw_only=True)
 @with_sizes("kv-heads", *DIMS)
 class GridOptions(ModelOptions):
-    """Options for a grid of sizes, as typed. The text of a size that varies is a range or list."""
+    """Options for a grid of sizes, as typed. A size that varies is a range or a list as text."""
 
     who: ClassVar[str] = "sweep"
 
@@ -206,6 +208,7 @@ class GridOptions(ModelOptions):
 
     @property
     def dims(self) -> tuple[str, ...]:
+        """Axes as the user typed them after --dim, with or without values."""
         return tuple(self.dim or ())
 
     @property
@@ -218,7 +221,8 @@ def named_model(who: str, model: str, config: Path | None) -> Described:
     """Returns the model of --model or --config; usual values without a name if both are empty.
 
     who: name of the command, for error messages.
-    Raises InputError if both are given, or if GEMMs of the configuration are too large to predict.
+    Raises InputError if both options are typed, or if a GEMM of the configuration is too large to
+    predict.
     """
     if model and config is not None:
         raise InputError(who, f"--model {model} and --config {config}", "one of them")
@@ -233,9 +237,9 @@ def named_model(who: str, model: str, config: Path | None) -> Described:
 
 
 def _require_reach(config: Path, shape: TransformerShape) -> None:
-    """Raises InputError if a GEMM of the configuration is too large to predict.
+    """Raises InputError if a GEMM of the configuration's shape is too large to predict.
 
-    The GEMM of the logits is not checked.
+    The logits GEMM is not checked.
     """
     from quantbench.latency.model_times import require_reach
 
@@ -251,9 +255,9 @@ def _require_reach(config: Path, shape: TransformerShape) -> None:
 
 
 def attention_of(options: ModelOptions, device: DeviceSpec) -> tuple[dict[str, Any], list[str]]:
-    """Returns attention and dropout as fields of a shape, and the assumptions about them as text.
+    """Returns the fields `attention` and `dropout` of a shape, and the assumptions as text.
 
-    Raises InputError for an unknown kind of attention.
+    Raises InputError for an unknown attention kind.
     """
     named = options.named
     usual = default_attention(device)
@@ -279,8 +283,8 @@ def latent_words(kv_rank: int, core_dim: int) -> list[str]:
     """Returns a note on how latent attention is predicted; [] for other attention.
 
     kv_rank: rank of the latent keys and values; 0 without latent attention.
-    core_dim: head_dim of the ordinary attention with as many FLOPs as the latent attention. Its
-        time is used instead.
+    core_dim: head_dim of the ordinary attention whose time is used instead. Both kinds of attention
+        have the same number of FLOPs.
     """
     if not kv_rank:
         return []
@@ -292,7 +296,8 @@ def window_ignored(window: int, seq: int) -> list[str]:
 
     Predictions and measurements compute attention over the whole sequence.
 
-    window, seq: sizes of the window (0: none) and of the sequence, in tokens.
+    window: size of the sliding window, in tokens; 0 for none.
+    seq: sequence length, in tokens.
     """
     if not 0 < window < seq:
         return []
@@ -304,7 +309,8 @@ def chosen_model(
 ) -> tuple[TransformerShape, tuple[str, ...]]:
     """Returns the shape that the options describe on a device, and the assumptions as text.
 
-    Raises InputError for a missing or impossible size, and for a dtype that the device lacks.
+    Raises InputError for a missing or impossible size, and for a dtype that the device does not
+    support.
     """
     named = options.named
     base = named.shape
@@ -378,18 +384,22 @@ def chosen_model(
 
 
 def recipes_of(device: DeviceSpec) -> str:
-    """Names the recipes that a device can run, for error messages."""
+    """Lists the recipes that a device can run, as text for error messages."""
     runs = [name for name, recipe in RECIPES.items() if device.peak(recipe.forward) is not None]
     return f"one of {', '.join(runs)}" if runs else "a GPU with 8-bit floating-point products"
 
 
 def _following(base: TransformerShape, typed: dict[str, Any], tp: int) -> dict[str, Any]:
-    """Returns new values for sizes of `base` that depend on a typed hidden or heads.
+    """Returns new values for sizes of `base` that depend on a typed hidden or a typed heads.
 
-    ffn scales with hidden. kv_heads and head_dim become 0, which means that they are derived again
-    from hidden and heads. If heads does not change, kv_heads stays unless it equals heads, and
-    head_dim stays unless it is hidden / heads. If head_dim is hidden / heads and only hidden is
-    typed, heads and kv_heads change and head_dim stays, if possible (see `_heads_at`).
+    A value of 0 means that the size is derived again from hidden and heads.
+
+    ffn: scales with a typed hidden.
+    kv_heads: kept if heads does not change and the model has fewer kv_heads than heads; else 0.
+    head_dim: kept if heads does not change and the model's head_dim is not hidden / heads; else 0.
+
+    If the model's head_dim is hidden / heads and neither heads nor head_dim is typed, another
+    hidden changes heads and kv_heads at the same head_dim, if possible (see `_heads_at`).
 
     base: shape of the preset or configuration.
     typed: typed sizes, by field name.
@@ -412,10 +422,10 @@ def _following(base: TransformerShape, typed: dict[str, Any], tp: int) -> dict[s
 
 
 def _heads_at(base: TransformerShape, hidden: int, tp: int) -> dict[str, int]:
-    """Returns heads and kv_heads for another hidden size, with head_dim unchanged.
+    """Returns heads and kv_heads for another hidden size, at the same head_dim.
 
-    The ratio heads / kv_heads is unchanged too. Returns {} if heads or kv_heads would not be an
-    integer, if they cannot be divided over `tp` GPUs, or if heads would not change.
+    The ratio heads / kv_heads also stays the same. Returns {} if heads or kv_heads would not be an
+    integer, if heads and kv_heads cannot be divided over `tp` GPUs, or if heads would not change.
     """
     heads = hidden // base.head_dim
     kv_heads = heads * base.kv_heads // base.heads
@@ -429,7 +439,8 @@ def _heads_at(base: TransformerShape, hidden: int, tp: int) -> dict[str, int]:
 def held_and_dims(arguments: GridOptions) -> tuple[Held, tuple[str, ...]]:
     """Returns the fixed sizes, and the axes as texts such as `hidden=1024:4096:64`.
 
-    If `--dim` names a size without values, the axis takes them from the option of that size.
+    If `--dim` names a size without values, the values come from the option of that size
+    (`--dim hidden --hidden 1024:4096`).
 
     Raises InputError for a fixed size that is not an integer, for a size typed twice, for an option
     without effect, and for a missing `--dim`.
@@ -469,8 +480,8 @@ def held_and_dims(arguments: GridOptions) -> tuple[Held, tuple[str, ...]]:
     named = arguments.named
     if named.name:
         held = replace(held, **{name: getattr(named.shape, name) for name in _OF_A_MODEL})
-        # Attention "" stands for the device's usual attention, which is filled in when the device
-        # is known.
+        # Attention "" means the device's usual attention, which is filled in when the device is
+        # known.
         if named.shape.attention == "unfused":
             values["attention"] = "unfused"
     if arguments.attention:
@@ -486,9 +497,9 @@ def held_and_dims(arguments: GridOptions) -> tuple[Held, tuple[str, ...]]:
 
 
 def _routing(text: str) -> str | tuple[int, ...]:
-    """Returns the value of --routing: a distribution's name, or the counts that a JSON file lists.
+    """Returns the value of --routing: a distribution's name, or the token counts from a JSON file.
 
-    Raises InputError for a file that cannot be read or is not a list of integers.
+    Raises InputError if the file cannot be read or does not contain a list of integers.
     """
     if not text.endswith(".json"):
         return text
@@ -506,7 +517,7 @@ def _routing(text: str) -> str | tuple[int, ...]:
 def assumed_words(
     arguments: GridOptions, held: Held, ops: Collection[str], spec: DeviceSpec
 ) -> tuple[str, ...]:
-    """Lists the assumptions that change the result, as text.
+    """Returns the assumptions that change the result, one text each.
 
     held: fixed sizes, with the defaults filled in.
     ops: names of the ops that run.
@@ -541,7 +552,10 @@ def assumed_words(
 def _layer_words(
     arguments: GridOptions, held: Held, ops: Collection[str], spec: DeviceSpec
 ) -> list[str]:
-    """Lists the assumptions about experts, attention and widths of a layer; see `assumed_words`."""
+    """Returns the assumptions about a layer's experts, attention and widths.
+
+    The arguments are those of `assumed_words`.
+    """
     named = arguments.named
     shape = named.shape
     axes = arguments.axes
@@ -561,7 +575,8 @@ def _layer_words(
         if how["dropout"]:
             words.append("dropout is not timed")
         if not held.heads and not {"heads", "head_dim"} & given:
-            # If hidden varies, head_dim is 128. Otherwise heads are chosen with head_dim near 128.
+            # Along a hidden axis, head_dim is 128. Otherwise the number of heads is chosen so that
+            # head_dim is near 128.
             fixed = held.head_dim or 128 * ("hidden" in axes)
             words.append(f"head_dim = {fixed}" if fixed else "heads of a width near 128")
         if "seq" not in axes:
@@ -569,7 +584,7 @@ def _layer_words(
     if not held.kv_heads and shape.kv_heads != shape.heads:
         ratio = held.heads_per_kv_head
         words.append("kv_heads = heads" if ratio == 1 else f"kv_heads = heads / {ratio}")
-    # If hidden is given, the other widths of the model stay, except an ffn of 4 · hidden.
+    # If hidden is given, the model's other widths stay. Only an ffn of 4 · hidden changes.
     if named.name and "hidden" in given:
         if held.ffn and {"mlp_up", "mlp_up_gate"} & set(ops) and "ffn" not in given:
             words.append(f"ffn = {held.ffn}")
@@ -579,7 +594,7 @@ def _layer_words(
 
 
 def _no_dim(arguments: GridOptions) -> InputError:
-    """Returns the error for a missing --dim, which lists the dimensions that fit typed sizes."""
+    """Returns the error for a missing --dim. It lists the dimensions that fit the typed sizes."""
     given = [dim for dim in map(dashed, arguments.sizes) if dim in DIMS]
     beside = " beside --" + ", --".join(given) if given else ""
     fitting = [dims for dims in (MODEL_DIMS, GEMM_DIMS) if set(given) <= set(dims)]
@@ -592,8 +607,8 @@ def _no_dim(arguments: GridOptions) -> InputError:
 def _require_used(arguments: GridOptions) -> None:
     """Raises InputError for an option without effect.
 
-    Options of models have no effect on plain GEMMs, and options of plain GEMMs have no effect on
-    models. Beside a file of shapes, sizes and most other options of models have no effect.
+    Model options have no effect on plain GEMMs, and plain-GEMM options have no effect on models. If
+    a file lists the shapes, sizes and most other model options have no effect.
     """
     unused = GEMM_DIMS
     others: Collection[str] = ("layout",)
@@ -615,21 +630,22 @@ def _require_used(arguments: GridOptions) -> None:
 
 
 def sweep_words(arguments: GridOptions) -> str:
-    """Formats the options with which `quantbench sweep` measures what was predicted."""
+    """Formats the options with which `quantbench sweep` measures the predicted points."""
     sizes = (dim.replace("-", "_") for dim in DIMS)
     return " ".join(typed_words(arguments, ("dim", *sizes, *_SAID_AGAIN)))
 
 
 def _free_what_follows(held: Held, given: set[str]) -> Held:
-    """Sets the preset's sizes that depend on given sizes to 0, so that they are derived again.
+    """Resets the preset's sizes that depend on given sizes to 0, so that they are derived again.
 
-    A given hidden resets heads and kv_heads if heads × head_dim is the preset's hidden, and ffn if
-    the preset's ffn is 4 · hidden. Given heads reset head_dim and kv_heads. A given head_dim resets
-    heads and kv_heads, unless heads are given too. Given sizes are never reset. If heads are
-    given, kv_heads becomes equal to heads. Otherwise it is derived again with the preset's ratio
-    heads / kv_heads.
+    A given hidden resets heads and kv_heads if heads × head_dim is the preset's hidden. It also
+    resets ffn if the preset's ffn is 4 · hidden. A given heads resets head_dim and kv_heads. A
+    given head_dim without a given heads resets heads and kv_heads. Given sizes are never reset.
 
-    given: field names of the sizes that were typed or vary.
+    A reset kv_heads becomes equal to a given heads. Without a given heads, kv_heads is derived with
+    the preset's ratio heads / kv_heads.
+
+    given: field names of the sizes that were typed or that vary.
     """
     free: set[str] = set()
     if "hidden" in given:

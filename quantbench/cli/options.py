@@ -1,8 +1,8 @@
-"""Declares options of commands and converts their texts to numbers.
+"""Turns functions into commands, declares their options, and parses percentages and integers.
 
-A command is a function decorated with `command`. Each of its parameters is declared by `option` or
-`argument`, or has a dataclass as its type whose fields are declared in the same way. The function
-returns a `Result`, which is printed as text or, with `--json`, as JSON:
+A command is a function decorated with `command`. `option` or `argument` declares each parameter.
+Options can also be declared as the fields of a dataclass, which is then the type of one parameter.
+The function returns a `Result`, which is printed as text or, with `--json`, as JSON:
 
     @dataclass(frozen=True)
     class Where:
@@ -30,9 +30,10 @@ from quantbench.errors import InputError
 def option(default: Any, help_text: str, *names: str, panel: str | None = None, **more: Any) -> Any:
     """Declares one option of a command.
 
-    default: value if the option is not typed; `...` for a required option. A flag whose default is
-        False has no `--no-` form.
-    names: spellings of the option (default: `--` and the parameter's name).
+    default: value if the option is not typed; `...` for a required option. A flag with default
+        False gets no `--no-` form.
+    help_text: text in the command's help.
+    names: spellings of the option; by default `--` and the parameter's name.
     panel: title of the option's group in the help.
     more: further arguments of `typer.Option`.
     """
@@ -46,7 +47,10 @@ def argument(help_text: str, *, metavar: str | None = None, default: Any = ...) 
 
 
 def json_option() -> Any:
-    """Declares `--json` for a command that reads it. `command` adds it to every other command."""
+    """Declares `--json` for a command that reads its value.
+
+    `command` adds the option to every other command.
+    """
     return option(False, "Print the result as JSON.", "--json")
 
 
@@ -56,7 +60,7 @@ def results_option(panel: str | None = None) -> Any:
 
 
 def gpu_option(default: Any = ..., panel: str | None = None) -> Any:
-    """Declares `--gpu`, for commands that need no GPU at hand."""
+    """Declares `--gpu`, for commands that predict or import times of a GPU that is not present."""
     text = "GPU: a name such as h100 or a100-40gb, or a slug of `quantbench devices`."
     return option(default, text, panel=panel)
 
@@ -64,8 +68,8 @@ def gpu_option(default: Any = ..., panel: str | None = None) -> Any:
 def command(function: Callable[..., Result | None]) -> Callable[..., None]:
     """Turns a function into a typer command that has `--json` and prints the function's result.
 
-    Python code can call the command with keyword arguments. Arguments that are left out have their
-    declared defaults. The command raises `typer.Exit` if the result has an exit code other than 0.
+    Python code can call the command with keyword arguments. Omitted arguments have their declared
+    defaults. The command raises `typer.Exit` if the result's exit code is not 0.
     """
     groups: dict[str, Any] = {}
     declared: dict[str, Parameter] = {}
@@ -117,9 +121,10 @@ def _parameter(name: str, hint: Any, declared: Field[Any]) -> Parameter:
 
 
 def typed_words(options: Any, names: Iterable[str]) -> list[str]:
-    """Formats the options that differ from their defaults, as typed.
+    """Formats options as a user types them, one text each (`--tp 8`).
 
-    An option with several values gives one text per value.
+    Options with their default value are left out. An option with several values gives one text per
+    value.
 
     options: dataclass whose fields are options.
     names: fields to format, in the order of the output.
@@ -146,7 +151,7 @@ def percentage(option: str, text: str, *, above: bool = False) -> float:
 
     option: name of the option, for error messages.
     above: whether 0 % and 100 % are excluded.
-    Raises InputError for a value out of bounds, and for a text without the sign `%`, because 0.03
+    Raises InputError for a value out of bounds. A text without `%` is an error too, because 0.03
     could mean 3 % or 0.03 %.
 
     >>> percentage("--fail-over", "3%")

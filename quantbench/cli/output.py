@@ -1,6 +1,7 @@
-"""Prints lines, tables, JSON and progress, and checks that files can be written.
+"""Prints lines, tables, JSON and progress, and checks that output files can be written.
 
-Text is never read as markup, and its control characters are shown as escapes.
+A command returns a `Result`, and `print_result` prints it. Printed text is never interpreted as
+markup, and its control characters are shown as escapes.
 """
 
 import json
@@ -25,18 +26,20 @@ from rich.text import Text
 from quantbench.errors import InputError, StoreError, one_line
 from quantbench.report.terminal import plain_table as plain_table
 
-#: a text, or a text and its style
+#: a text, or (text, style)
 StyledText = str | tuple[str, str]
-#: one line: a text, or the parts that make it up
+#: one line: a text, or several styled texts that are printed one after the other
 StyledLine = str | tuple[StyledText, ...]
 #: output of a command: lines and tables, in order
 Lines = Iterable[StyledLine | Table]
 
-# Line width for a pipe, in characters. It is large, because programs cannot use folded lines.
+# Line width for a pipe, in characters. The width is large, because programs that read the output
+# cannot use folded lines.
 _PIPE_WIDTH = 180
-# A column of sentences may be folded down to this width, or to its longest word if that is shorter.
+# Narrowest width in characters to which a column of sentences may be folded. If the column's
+# longest word is shorter, the column may be as narrow as that word.
 _NARROWEST_SENTENCE = 20
-# Minimum time between two lines of progress if the output is not a terminal.
+# Minimum time between two lines of progress if the output is not a terminal, in s.
 _PLAIN_PROGRESS_EVERY_S = 15.0
 
 
@@ -55,11 +58,12 @@ class Result:
 
 
 class SafeConsole(Console):
-    """A console that prints text without interpreting it, and tables without cutting columns.
+    """A rich console that prints text without interpreting it, and tables without cutting columns.
 
-    rich would read `[/v2]` in a name as markup, pass a name's escape sequences on to the terminal,
-    and cut words and columns of a table that do not fit. Styles come from `Text` objects or the
-    table. The terminal folds tables that are too wide, like any long line.
+    A plain rich console would read `[/v2]` in a name as markup and pass a name's escape sequences
+    to the terminal. It would also cut words and columns that do not fit. Here, styles come only
+    from `Text` objects or from the table. The terminal folds a table that is too wide, like any
+    long line.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -96,9 +100,9 @@ def _visible(text: str) -> str:
 
 
 def narrowest(console: Console, table: Table) -> int:
-    """Returns the least width, in characters, at which no text of `table` is cut."""
-    # Without a frame, rich puts 2 spaces between columns. A frame takes 3 characters per column and
-    # one at the end.
+    """Returns the smallest width, in characters, at which no text of `table` is cut."""
+    # Without a frame, rich puts 2 spaces between columns. A frame takes 3 characters per column,
+    # and 1 more at the end of the line.
     unlimited = console.options.update(width=2**16)
     total = 2 * (len(table.columns) - 1) if table.box is None else 3 * len(table.columns) + 1
     for column in table.columns:
@@ -118,8 +122,8 @@ def narrowest(console: Console, table: Table) -> int:
 def output(*, stderr: bool = False) -> Console:
     """Returns a console on standard output, or on standard error.
 
-    On a terminal, the console has the terminal's width and colours. Into a pipe, it writes wide
-    plain text.
+    On a terminal, the console has the terminal's width and colours. If the output is a pipe or a
+    file, the console writes plain text with long lines.
     """
     stream = sys.stderr if stderr else sys.stdout
     return SafeConsole(stderr=stderr, width=None if stream.isatty() else _PIPE_WIDTH)
@@ -137,13 +141,14 @@ def show(console: Console, items: Lines) -> None:
 
 
 def warning(text: str) -> StyledLine:
+    """Returns a line that begins with "warning:" in yellow."""
     return ("warning:", "yellow"), f" {text}"
 
 
 def say(console: Console, *parts: StyledText) -> None:
     """Prints one line without folding it, and without colouring numbers and paths.
 
-    parts: texts or (text, style), printed one after the other. If the first part begins with a line
+    parts: styled texts that are printed one after the other. If the first text begins with a line
         break, an empty line is printed first.
     """
     pairs = [(part, "") if isinstance(part, str) else part for part in parts]
@@ -160,7 +165,7 @@ def say(console: Console, *parts: StyledText) -> None:
 def print_result(as_json: bool, answer: Callable[[], Any], items: Lines) -> None:
     """Prints the result of a command to stdout, as JSON or as text.
 
-    answer: function that returns the value to print as JSON. It is called only for JSON.
+    answer: function that returns the value to print as JSON. The function is called only for JSON.
     items: lines and tables to print as text.
     """
     if as_json:
@@ -172,8 +177,8 @@ def print_result(as_json: bool, answer: Callable[[], Any], items: Lines) -> None
 def encoded(value: Any) -> Any:
     """Converts a value to one that `json` can write.
 
-    A dataclass becomes an object of its fields, without those declared with `repr=False`. NaN and
-    infinities become null, paths become text, and sequences become arrays.
+    A dataclass becomes an object with the dataclass's fields. Fields declared with `repr=False` are
+    left out. NaN and infinities become null, paths become text, and sequences become arrays.
     """
     match value:
         case float():
@@ -197,12 +202,14 @@ def encoded(value: Any) -> Any:
 def progress_bar(console: Console) -> Iterator[Callable[..., None]]:
     """Yields a function `show(done, total, text, now="")` that displays progress.
 
-    On a terminal, the function updates a bar. Elsewhere, it prints `text` as a line, at most once
-    in 15 s.
+    On a terminal, the function updates a bar. Otherwise it prints `text` as a line, at most once
+    every 15 s.
 
-    done, total: amounts of work in the same unit.
-    text: the progress in words.
-    now: what is being done, shown on a terminal only.
+    Arguments of `show`:
+
+    done, total: amount of work that is done, and total amount, in the same unit.
+    text: progress in words.
+    now: current work in words; shown only on a terminal.
     """
     if not console.is_terminal:
         last_s = [time.monotonic()]
@@ -248,11 +255,9 @@ def check_folder(operation: str, folder: Path) -> None:
 
 
 def _try(operation: str, folder: Path, wanted: str, expected: str) -> None:
-    """Creates a folder and a file in it, and removes both again.
+    """Creates a folder with a file, to test that both can be created, and removes what it created.
 
-    A folder that existed before stays.
-
-    wanted, expected: texts of the StoreError that is raised if this fails.
+    operation, wanted, expected: texts for the StoreError that is raised if the test fails.
     """
     missing = [path for path in (folder, *folder.parents) if not os.path.exists(path)]
     try:
@@ -263,5 +268,5 @@ def _try(operation: str, folder: Path, wanted: str, expected: str) -> None:
         raise StoreError(operation, f"{wanted} ({error.strerror})", expected) from None
     finally:
         for path in missing:
-            with suppress(OSError):  # not empty: another process uses it by now
+            with suppress(OSError):  # another process may have written to the folder by now
                 path.rmdir()

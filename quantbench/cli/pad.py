@@ -1,4 +1,7 @@
-"""Command `pad`: says whether padding the sizes of a GEMM saves time, and what it costs."""
+"""Command `pad`: predicts whether padding a GEMM's sizes saves time, and at what cost.
+
+`broken_lines` formats broken alignment rules for `advise` too.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ _KEEP = ("keep", "")
 
 @dataclass(frozen=True, kw_only=True)
 class PadOptions(TimesOptions):
-    """The options of `pad` as typed; "" stands for the default."""
+    """The options of `pad` as typed; "" means the default."""
 
     who: ClassVar[str] = "pad"
 
@@ -74,6 +77,7 @@ def pad(arguments: PadOptions) -> Result:
 
 
 def _lines(verdict: PaddingVerdict, assumed: Sequence[str], arguments: PadOptions) -> Lines:
+    """Yields the lines and the table that the command prints."""
     spec = verdict.device
     gemm = verdict.gemm
     now = verdict.now
@@ -98,7 +102,7 @@ def _lines(verdict: PaddingVerdict, assumed: Sequence[str], arguments: PadOption
 
 
 def _verdict(one: Padding) -> tuple[str, str]:
-    """Returns what to do about a padding, and the style of this text."""
+    """Returns the verdict on one padding as (text, style)."""
     if one.repairs:
         return "must pad, it crashes", "bold red"
     if one.sure:
@@ -109,7 +113,7 @@ def _verdict(one: Padding) -> tuple[str, str]:
 
 
 def broken_lines(broken: Sequence[Broken]) -> Lines:
-    """Yields a line for each broken rule, and a line with the sources of these rules."""
+    """Yields a line for each broken alignment rule, and a line with the rules' sources."""
     styles = {"crashes": "bold red", "falls back": "yellow", "wastes": ""}
     for one in broken:
         words = one.words
@@ -122,7 +126,10 @@ def broken_lines(broken: Sequence[Broken]) -> Lines:
 
 
 def _table(verdict: PaddingVerdict) -> Iterator[Table | str]:
-    """Yields a table of the possible paddings with its legend, or a line if there are none."""
+    """Yields a table of the possible paddings and its legend.
+
+    If there are none, yields a line with the reason.
+    """
     from quantbench.latency.gemm.inputs import LARGEST_SIDE
 
     if not verdict.options:
@@ -150,14 +157,17 @@ def _table(verdict: PaddingVerdict) -> Iterator[Table | str]:
 
 
 def _when(at_run_time: set[bool]) -> str:
-    """Formats when sizes are padded: in every call (True), once (False), or both."""
+    """Formats when sizes are padded: in every call, once, or both.
+
+    at_run_time: for each padded size, whether it is padded in every call.
+    """
     if len(at_run_time) > 1:
         return "both"
     return "every call" if True in at_run_time else "once"
 
 
 def _sweep_words(gemm: Gemm, options: Sequence[Padding]) -> str:
-    """Formats the options of `quantbench sweep` that measure the GEMM with and without padding."""
+    """Formats the options with which `quantbench sweep` measures the GEMM and its first padding."""
     to = {one.dimension: f",{one.to}" for one in options[0].changes} if options else {"m": ""}
     axes = [f"--dim {side}={getattr(gemm, side)}{padded}" for side, padded in to.items()]
     rest = [f"-{side} {getattr(gemm, side)}" for side in "mnk" if side not in to]

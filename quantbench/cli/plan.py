@@ -1,7 +1,8 @@
-"""Command `plan`: ranks the layouts of a training job over GPUs.
+"""Command `plan`: ranks the parallel layouts of a training job over GPUs by predicted time.
 
-It can also check one layout, predict the rows of a table of layouts, or fit the factors of a
-training site, which correct predicted times, to such a table.
+The command can also check one layout (--check) or predict every layout in a CSV table (--rows).
+With --fit, it fits a training site's factors to a table of its runs. The factors correct predicted
+times for the site's machines and software.
 """
 
 import sys

@@ -10,7 +10,7 @@ from quantbench.cli.options import option
 from quantbench.cli.times import MACHINES, TimesOptions
 from quantbench.planner.calibration import STACKS
 
-#: options that describe one layout; a search over layouts takes several values of each
+#: options that describe one layout, by field name; a search may take several values of each
 OF_A_LAYOUT = (
     "dp",
     "tp",
@@ -92,7 +92,10 @@ class LayoutOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions(LayoutOptions, MachineOptions, TimesOptions, ShapeOptions):
-    """The options of `plan` as typed; 0, "" and None stand for the default."""
+    """The options of `plan` as typed; 0, "" and None mean the default.
+
+    needed: sizes that must be typed if no model is named.
+    """
 
     who: ClassVar[str] = "plan"
     needed: ClassVar[tuple[str, ...]] = ("hidden", "heads", "layers", "vocab")

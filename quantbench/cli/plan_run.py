@@ -1,4 +1,9 @@
-"""Searches all layouts of a training job, or checks one of them, for the command `plan`."""
+"""Searches the layouts of a training job, or checks one layout, for the command `plan`.
+
+A layout is a way to divide the job over the GPUs, such as the degrees of tensor and pipeline
+parallelism. `search_layouts` ranks the layouts that fit into memory. `check_layout` runs
+`plan --check`.
+"""
 
 import math
 import time
@@ -28,18 +33,18 @@ from quantbench.store.environment import installed_versions, relevant_environmen
 from quantbench.units import billions, counted, percent
 from quantbench.workload.parameters import parameters
 
-# Maximum number of layouts in the table, and of further layouts that the line below it names.
+# Maximum number of layouts in the table, and maximum number of further layouts in the line below.
 _LAYOUTS = 5
 _OTHERS = 8
-# Message size at which the bandwidth of the links inside a node is stated.
+# Message size for which the bandwidth inside a node is printed.
 _LARGE_MESSAGE_BYTES = 2**30
 _VERDICTS = {"holds": "green", "costs time": "yellow", "fails": "red", "note": "cyan"}
 
 
 def provenance(arguments: Sequence[str]) -> dict[str, Any]:
-    """Returns the header of a plan in JSON.
+    """Returns the header of a plan's JSON: format, command line, versions and environment.
 
-    The header states format, command line, versions and environment variables.
+    arguments: words of the command line.
     """
     return {
         "format": "quantbench-plan",
@@ -51,10 +56,10 @@ def provenance(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def search_layouts(setup: Setup, *, explain: bool) -> Result:
-    """Ranks the layouts of the job that fit into memory by predicted time.
+    """Ranks the job's layouts that fit into memory by predicted time.
 
-    explain: whether to print the sources, the memory and time by part, other software and rules of
-        thumb too.
+    explain: whether to print also sources, memory and time by part, other software and rules of
+        thumb.
     """
     job = setup.job()
     space = setup.space()
@@ -107,10 +112,12 @@ def search_layouts(setup: Setup, *, explain: bool) -> Result:
 
 
 def _broken_sizes(job: Job, p: Prediction | None) -> list[Broken]:
-    """Returns the sizes of a layout with a recipe that crash or have unaligned rows.
+    """Returns the sizes at which GEMMs of an 8- or 4-bit recipe crash or have misaligned rows.
 
-    The number of rows of an expert is left out, because Megatron pads it
-    (moe_router_padding_for_fp8).
+    The number of rows per expert is left out, because Megatron pads this number
+    (moe_router_padding_for_fp8). Without a recipe or a layout, nothing is returned.
+
+    p: prediction for the layout that divides the shape.
     """
     if p is None or not job.shape.fp8_recipe:
         return []
@@ -127,7 +134,7 @@ def _broken_sizes(job: Job, p: Prediction | None) -> list[Broken]:
 
 
 def _broken_lines(broken: Sequence[Broken]) -> Lines:
-    """Yields a line on the worst of the sizes that `_broken_sizes` returns."""
+    """Yields a line with the first size from `_broken_sizes`, and the number of other sizes."""
     if not broken:
         return
     words = broken[0].words
@@ -139,7 +146,10 @@ def _broken_lines(broken: Sequence[Broken]) -> Lines:
 def _in_16_bits(
     job: Job, p: Prediction | None, times: OpTimes, calibration: Calibration
 ) -> Prediction | None:
-    """Predicts a layout with a recipe with products in 16 bits and the same software."""
+    """Predicts the same layout with GEMMs in 16 bits instead of the job's 8- or 4-bit recipe.
+
+    Returns None if the job has no recipe or if there is no layout.
+    """
     shape = job.shape
     if p is None or not shape.fp8_recipe:
         return None
@@ -148,7 +158,10 @@ def _in_16_bits(
 
 
 def _wide_lines(p: Prediction, wide: Prediction | None, calibration: Calibration) -> Iterator[str]:
-    """Yields a line that compares a layout with the same layout in 16 bits, if there is one."""
+    """Yields a line that compares a prediction with the same layout in 16 bits.
+
+    wide: prediction from `_in_16_bits`; None for no line.
+    """
     if wide is None:
         return
     fits = "" if wide.fits else ", does not fit"
@@ -160,9 +173,9 @@ def _wide_lines(p: Prediction, wide: Prediction | None, calibration: Calibration
 
 
 def _ranking_lines(found: Found) -> Lines:
-    """Yields the table of the best layouts, and remarks on the layouts that are not in it.
+    """Yields the table of the best layouts, and remarks on layouts that are not in the table.
 
-    The table has the fastest layout of each of the best combinations of TP, PP, CP and EP.
+    The table has the best combinations of TP, PP, CP and EP, each with its fastest layout.
     """
     fastest = found.ranked[0]
     by_degrees: dict[str, Prediction] = {}
@@ -191,7 +204,7 @@ def _ranking_lines(found: Found) -> Lines:
 
 
 def _degrees(layout: Layout) -> str:
-    """Formats the degrees TP and PP of a layout, and CP and EP above 1: `TP4 PP8`."""
+    """Formats the degrees TP and PP of a layout, and CP and EP if they exceed 1: `TP4 PP8`."""
     words = f"TP{layout.tp} PP{layout.pp}"
     if layout.cp > 1:
         words += f" CP{layout.cp}"
@@ -201,7 +214,7 @@ def _degrees(layout: Layout) -> str:
 
 
 def _more(p: Prediction, best: Prediction) -> str:
-    """Formats how much longer an iteration takes than with the best layout: `+3.1 %`."""
+    """Formats how much longer an iteration takes than in the best prediction: `+3.1 %`."""
     return f"{100 * (p.sec_per_it / best.sec_per_it - 1):+.1f} %"
 
 
@@ -231,9 +244,10 @@ def _layouts_table(best: Sequence[Prediction]) -> Table:
 def _explaining_lines(
     setup: Setup, job: Job, found: Found, judged: Sequence[Judged], times: OpTimes
 ) -> Lines:
-    """Yields what takes the time and memory of the fastest layout, and what --explain adds.
+    """Yields what --explain adds to a search, apart from sources.
 
-    That is the time with other software, and the verdicts on rules of thumb.
+    For the fastest layout, this is the time by part, the memory by part, and the time with other
+    software. The verdicts on rules of thumb follow.
     """
     fastest = found.ranked[0]
     yield "\nThe fastest layout's iteration, by what takes the time:"
@@ -253,7 +267,10 @@ def _explaining_lines(
 
 
 def _other_stacks(setup: Setup, job: Job, best: Prediction, times: OpTimes) -> Iterator[str]:
-    """Yields how much longer the best layout takes with each other stack that allows it."""
+    """Yields how much longer the best layout takes with each other software stack.
+
+    Stacks that do not allow the layout are left out.
+    """
     typed = setup.options.dp_overlap
     for name, stack in STACKS.items():
         other = replace(
@@ -265,7 +282,7 @@ def _other_stacks(setup: Setup, job: Job, best: Prediction, times: OpTimes) -> I
 
 
 def _next_line(setup: Setup, layout: Layout) -> str:
-    """Returns the command that checks a layout."""
+    """Returns a line with the command that checks a layout."""
     without = (*OF_A_LAYOUT, "allow_uneven")
     names = [one.name for one in fields(setup.options) if one.name not in without]
     typed = typed_words(setup.options, names)
@@ -281,7 +298,7 @@ def _next_line(setup: Setup, layout: Layout) -> str:
 
 
 def _memory_table(p: Prediction, calibration: Calibration) -> Table:
-    """Tabulates the memory of the fullest GPU by part, in GiB."""
+    """Tabulates the fullest GPU's memory by part, in GiB."""
     parts = p.memory.parts_gib
     within = percent(math.expm1(calibration.memory_scatter))
     caption = f"GiB on the fullest GPU; nine in ten runs are within {within}"
@@ -292,9 +309,9 @@ def _memory_table(p: Prediction, calibration: Calibration) -> Table:
 
 
 def header_lines(job: Job, assumed: Sequence[str]) -> Lines:
-    """Yields a description of the model and the machines, and the assumptions.
+    """Yields lines that describe the model, the machines and the assumptions.
 
-    A warning is added if the rates of the links are generic.
+    A warning follows if the link rates are generic, because no system with the GPU is known.
     """
     shape, where = job.shape, job.cluster
     gated = "gated " if shape.gated else ""
@@ -324,7 +341,7 @@ def header_lines(job: Job, assumed: Sequence[str]) -> Lines:
 
 
 def _source_lines(calibration: Calibration, times: OpTimes) -> Iterator[str]:
-    """Yields where the constants and the op times come from, and the versions in use."""
+    """Yields lines with the sources of the constants and op times, and the versions in use."""
     rests = "fitted there" if calibration.fitted else calibration.provenance.get("rule", "")
     installed = installed_versions()
     versions = ", ".join(f"{name} {installed[name]}" for name in installed if name != "os")
@@ -336,7 +353,7 @@ def _source_lines(calibration: Calibration, times: OpTimes) -> Iterator[str]:
 
 
 def _bound_lines(p: Prediction) -> Iterator[str]:
-    """Yields the days and GPU-hours for 10^12 tokens, and the costs that are not counted."""
+    """Yields lines with the days and GPU-hours for 10^12 tokens, and the costs not counted."""
     hours = float(f"{p.gpu_hours_per_trillion_tokens:.3g}")
     yield (
         f"10^12 tokens: {p.days_per_trillion_tokens:.3g} days, {hours:,.0f} GPU-hours, MFU "
@@ -348,16 +365,18 @@ def _bound_lines(p: Prediction) -> Iterator[str]:
 def _seconds(sec: Span, between: str) -> str:
     """Formats a time in seconds with its interval, such as `12.34 (11.9–12.8)`.
 
-    between: text between the ends of the interval.
+    between: text between the lower and the upper bound.
     """
     decimals = 1 if sec.mid >= 10 else 2
     return f"{sec.mid:.2f} ({sec.low:.{decimals}f}{between}{sec.high:.{decimals}f})"
 
 
 def check_layout(setup: Setup, *, explain: bool) -> Result:
-    """Checks one layout against every rule, and predicts its time and memory if none forbids it.
+    """Checks one layout against every rule, and predicts the layout's time and memory.
 
-    explain: whether to print the sources and the memory by part too.
+    The prediction is left out if a rule makes the layout impossible.
+
+    explain: whether to print also sources and memory by part.
     """
     layout = setup.layout()
     job = setup.job(gpus=setup.options.gpus or layout.gpus)
@@ -404,7 +423,10 @@ def check_layout(setup: Setup, *, explain: bool) -> Result:
 
 
 def _prediction_lines(p: Prediction, limit: float) -> Lines:
-    """Yields the memory of a layout against the limit in bytes, its time and its rates."""
+    """Yields lines with a layout's memory, its time and its rates.
+
+    limit: memory limit of a GPU, in bytes.
+    """
     fits = ("does not fit", "red")
     if p.fits and p.tight:
         fits = ("fits, but within 5 % of the limit: it may fail", "yellow")

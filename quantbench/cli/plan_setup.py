@@ -1,6 +1,7 @@
-"""Resolves the options of `plan` to a model, a cluster, a software stack and op times.
+"""Converts the options of `plan` to the inputs of the planner (`Setup`).
 
-It also resolves them to the layouts to search or to check, and lists what is assumed.
+The inputs are the model, cluster, software stack, op times and job, and the layouts to search or
+check. The module also lists the assumptions about values that were not typed.
 """
 
 from collections.abc import Iterator
@@ -39,7 +40,7 @@ from quantbench.workload.transformer import ATTENTIONS
 
 _WHO = "plan"
 _BITS_PER_BYTE = 8
-# Assumptions about a checked layout, by the option that would state the value.
+# Assumptions about a checked layout, by the option that replaces the assumption.
 _USUAL = {
     "mbs": "mbs = 1",
     "zero": "ZeRO-1",
@@ -63,7 +64,7 @@ class Setup:
 
     @cached_property
     def profile(self) -> Profile | None:
-        """Profile of --profile; None if the option was not typed."""
+        """Profile from --profile; None if the option was not typed."""
         if self.options.profile is None:
             return None
         if self.options.library:
@@ -73,9 +74,9 @@ class Setup:
 
     @cached_property
     def where(self) -> Cluster:
-        """Cluster of --cluster, or the GPU's reference system.
+        """Cluster that --cluster names; by default the GPU's reference system.
 
-        Rates measured in --profile replace rates of the cluster, and typed rates replace both.
+        Link rates measured in --profile replace the cluster's rates. Typed rates replace either.
         """
         o = self.options
         device = None
@@ -98,16 +99,17 @@ class Setup:
 
     @cached_property
     def model(self) -> tuple[TransformerShape, tuple[str, ...]]:
-        """Shape of the model, and the assumptions about it as text."""
+        """Shape of the model, and the assumptions about the shape as text."""
         return chosen_model(self.options, self.where.device)
 
     @property
     def shape(self) -> TransformerShape:
+        """Shape of the model, without the assumptions."""
         return self.model[0]
 
     @cached_property
     def calibrations(self) -> Calibrations:
-        """Fitted factors that the package ships; those of --site override them."""
+        """Fitted factors that the package ships, overridden by those from --site."""
         if self.options.stack:
             require_choice(_WHO, "--stack", self.options.stack, tuple(STACKS))
         if self.options.site is None:
@@ -116,9 +118,10 @@ class Setup:
 
     @cached_property
     def stack(self) -> str:
-        """Name of the software stack: of --stack, else of --site, else the usual one for the model.
+        """Name of the software stack, from --stack or else from --site.
 
-        A cluster with factors of its own has the stack "".
+        Without these options, the name is "" if the package has factors fitted to the cluster.
+        Otherwise it is the usual stack for the model.
         """
         if self.options.stack:
             return self.options.stack
@@ -130,33 +133,33 @@ class Setup:
 
     @property
     def uneven(self) -> bool:
-        """Whether pipeline stages may differ in their number of layers.
+        """Whether pipeline stages may have different numbers of layers.
 
-        This is --allow-uneven if typed. Otherwise it is true for megatron-bridge only, because
-        Megatron's pipeline layouts divide layers unevenly.
+        The value of --allow-uneven counts if typed. Otherwise only megatron-bridge allows uneven
+        stages, because Megatron's pipeline layouts divide layers unevenly.
         """
         typed = self.options.allow_uneven
         return self.stack == "megatron-bridge" if typed is None else typed
 
     @property
     def overlap(self) -> float:
-        """Fraction of the data-parallel traffic that overlaps with computation.
+        """Fraction of data-parallel traffic that overlaps with computation, 0 to 1.
 
-        This is --dp-overlap if typed, else the usual fraction for the stack.
+        The value of --dp-overlap counts if typed. Otherwise the stack's usual fraction is used.
         """
         if self.options.dp_overlap is not None:
             return self.options.dp_overlap
         return float(software(self.stack).overlaps)
 
     def calibration(self, job: Job) -> Calibration:
-        """Returns the fitted factors for the cluster and the software stack of a job."""
+        """Returns the fitted factors for a job's cluster and software stack."""
         return self.calibrations.of(job.cluster, job.stack)
 
     @cached_property
     def times_of(self) -> TimesOf:
-        """Function from a device to its op times, measured in --profile or predicted by models.
+        """Function that returns a device's op times, measured in --profile or predicted by models.
 
-        With --profile, the function raises InputError for any other device than the profile's.
+        With --profile, the function raises InputError for any device but the profile's.
         """
         profile = self.profile
         if profile is None:
@@ -174,8 +177,8 @@ class Setup:
     def job(self, gpus: int = 0) -> Job:
         """Builds the training job.
 
-        gpus: number of GPUs (0: that of --gpus).
-        Raises InputError without a number of GPUs or a global batch size.
+        gpus: number of GPUs; 0 means --gpus.
+        Raises InputError if the number of GPUs or the global batch size is missing.
         """
         o = self.options
         gpus = gpus or o.gpus or 0
@@ -195,7 +198,7 @@ class Setup:
         )
 
     def space(self) -> LayoutSpace:
-        """Returns the layouts that a search goes through, as the typed options limit them."""
+        """Returns the layouts to search, limited by the typed options."""
         o = self.options
         degrees: dict[str, Any] = {}
         for name in ("dp", "tp", "pp", "cp", "mbs", "interleave"):
@@ -215,8 +218,10 @@ class Setup:
     def layout(self) -> Layout:
         """Returns the layout that --check examines.
 
-        Raises InputError if an option has several values, if --tp or --pp has none, or if neither
-        --dp nor --gpus has a value.
+        Without --dp, the data-parallel degree follows from --gpus.
+
+        Raises InputError if an option has several values, if --tp or --pp is missing, or if --dp
+        and --gpus are both missing.
         """
         o = self.options
         tp = self._one("tp")
@@ -235,10 +240,10 @@ class Setup:
         )
 
     def _one(self, name: str, default: int | None = None, *, low: int = 1) -> int:
-        """Returns the only value of an option of the layout; `default` if none was typed.
+        """Returns the single value of a layout option; `default` if no value was typed.
 
         low: smallest allowed value.
-        Raises InputError for several values, and for none without a default.
+        Raises InputError for several values, and if both the value and the default are missing.
         """
         text = getattr(self.options, name)
         values = integers(f"--{name}", text, low=low)
@@ -250,9 +255,9 @@ class Setup:
         return values[0]
 
     def assumed(self, *, one_layout: bool = False) -> list[str]:
-        """Lists the assumptions that change the result, as text.
+        """Returns the assumptions that change the result, one text each.
 
-        one_layout: whether to include the assumptions about the checked layout.
+        one_layout: whether to include the assumptions about the layout that --check examines.
         """
         assumed = [*self.model[1], *self._of_the_job()]
         if one_layout:
@@ -264,7 +269,7 @@ class Setup:
     def _of_the_job(self) -> Iterator[str]:
         """Yields the assumptions about vocabulary, experts, optimizer, machines and software."""
         o, shape = self.options, self.shape
-        # Without --tp, padding is mentioned if tp = 8 needs it.
+        # Without --tp, the padding is listed if it would be needed for tp = 8.
         degrees = integers("--tp", o.tp) or (8,)
         if any(padded_vocab(shape.vocab, tp) != shape.vocab for tp in degrees):
             yield f"vocab {shape.vocab} padded to multiples of 128 · tp"
@@ -318,9 +323,9 @@ def rates(o: PlanOptions) -> dict[str, Any]:
 
 
 def given(o: PlanOptions) -> Given:
-    """Returns the values that fill the empty cells of a table's rows, taken from the options.
+    """Returns the typed options as values for empty cells in a table of layouts.
 
-    Raises InputError for an option that names a model, and for several values of one cell.
+    Raises InputError for --model and --config, and for an option with several values.
     """
     for typed in typed_words(o, ("model", "config")):
         raise InputError(f"{_WHO} --rows", typed, "models as the rows name them")

@@ -1,7 +1,8 @@
-"""Command `plan` for a table of training layouts: predicts its rows, or fits a site's factors.
+"""Runs `plan --rows` and `plan --fit`, which read a CSV table of training layouts.
 
-The factors of a site (its machines and software) state how training there differs from ideal single
-ops.
+`predict_table` predicts the time and memory of every row. `fit_table` fits a site's factors to the
+measured times in the table. The factors correct times predicted from single ops for the machines
+and software of the site.
 """
 
 import json
@@ -23,14 +24,14 @@ from quantbench.planner.row_results import RowResult, Summary, predict_rows, sum
 from quantbench.planner.rows import read_table, require_stated
 from quantbench.units import counted
 
-# Relative errors above this, in either direction, are printed in red.
+# Relative errors of predicted times above this limit, in either direction, are printed in red.
 _LARGE_ERROR = 0.08
 
 
 def predict_table(setup: Setup, path: Path) -> Result:
-    """Predicts every layout of a table and compares it with the measured values of its row.
+    """Predicts every layout in a table, and compares predicted with measured values.
 
-    path: CSV table of layouts.
+    path: CSV table with one layout per row.
     """
     results = predict_rows(
         read_table(path), setup.times_of, setup.calibrations, given(setup.options)
@@ -54,7 +55,7 @@ def predict_table(setup: Setup, path: Path) -> Result:
 
 
 def _rows_table(results: Sequence[RowResult]) -> Table:
-    """Tabulates predicted and measured values, with one line for each predicted layout."""
+    """Tabulates predicted and measured values, one line per predicted layout."""
     times = (">row", ">sec/it", ">measured", ">error")
     rates = (">hardware TFLOP/s", ">reported", ">GiB", ">stated")
     table = plain_table((*times, *rates, "layout"))
@@ -81,7 +82,7 @@ def _rows_table(results: Sequence[RowResult]) -> Table:
 
 
 def _summary_lines(summary: Summary) -> Iterator[str]:
-    """Yields the errors of the predicted times and of the predicted memory over all rows."""
+    """Yields lines with the errors of predicted time and memory over all rows."""
     if summary.rows:
         said = (
             f"time, {counted(summary.rows, 'row')}: mean error {summary.mape:.2f} %, "
@@ -101,16 +102,18 @@ def _summary_lines(summary: Summary) -> Iterator[str]:
 
 
 def _or_dash(value: float | None) -> str:
+    """Formats a number; None as a dash."""
     return "–" if value is None else f"{value:g}"
 
 
 def fit_table(setup: Setup, path: Path, output: Path) -> Result:
-    """Fits the factors of a site to a table of its training runs, and writes them as JSON.
+    """Fits a site's factors to a table of its training runs, and writes the factors as JSON.
 
     path: CSV table of the training runs.
-    output: file to which the factors are written.
+    output: JSON file to write.
 
-    Raises InputError if no row can be predicted, or if the rows have several GPUs or stacks.
+    Raises InputError if no row can be predicted, or if the rows have several GPU types or software
+    stacks.
     """
     check_file("plan --fit", output, suffix=".json")
     rows = read_table(path)

@@ -1,4 +1,4 @@
-"""Command `predict`: predicts the result of a sweep on any known GPU."""
+"""Command `predict`: predicts the result of a sweep on any known GPU, without running kernels."""
 
 from __future__ import annotations
 
@@ -86,10 +86,10 @@ def predict(arguments: PredictOptions) -> Result:
 
 
 def _whole_experts(ops: str) -> str:
-    """Returns the text of --ops with `experts` replaced by all routed ops of a layer.
+    """Returns the text of --ops, with `experts` replaced by all expert ops of a layer.
 
-    Raises InputError if only some of the routed ops are named, because a prediction covers all of
-    them together.
+    ops: text of --ops.
+    Raises InputError if only some of the expert ops are named, because they are predicted together.
     """
     names = [name.strip() for name in ops.split(",")]
     routed = [name for name in EXPERT_OPS if name in names]
@@ -107,9 +107,9 @@ def predict_sweep(
 ) -> tuple[tuple[Axis, ...], Forecast, tuple[str, ...]]:
     """Predicts a sweep; returns the axes, the forecast, and the assumptions as text.
 
-    source: op times of a profile, or of a GPU's models.
-    Raises InputError for a dtype that the device lacks, and UnsupportedError for gradients of
-    experts.
+    source: op times from a profile or from a GPU's models.
+    Raises InputError for a dtype that the device does not support, and UnsupportedError for
+    gradients of experts.
     """
     from quantbench.analysis.forecast import forecast
     from quantbench.latency.op_times import RememberedTimes
@@ -130,8 +130,8 @@ def predict_sweep(
     ops = {op.op.name for op in found.ops}
     latent = []
     if "attention" in ops:
-        # One GEMM of attention has the width of the keys, and the other one the width of the
-        # values. Heads of the mean width have the same number of FLOPs.
+        # Attention has two GEMMs. The first has the width of the keys, and the second the width of
+        # the values. Ordinary heads with the mean width have the same number of FLOPs.
         latent = latent_words(held.kv_rank, (held.head_dim + held.value_dim) // 2)
     if "experts" in ops:
         ops.update(EXPERT_OPS)

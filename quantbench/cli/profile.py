@@ -1,6 +1,7 @@
-"""Command `profile`: makes, shows, queries and exports profiles of GPUs, which planners load.
+"""Command `profile`: makes, shows, queries and exports GPU profiles, which planners load.
 
-It also finds sizes where linear interpolation between the rows of a profile is wrong.
+A profile is one file with a GPU's measured tables, fitted models and cliffs. `blindspots` finds
+sizes at which linear interpolation between the profile's rows is wrong.
 """
 
 from __future__ import annotations
@@ -30,13 +31,14 @@ if TYPE_CHECKING:
     from quantbench.store.folder import Run
     from quantbench.store.record import Record
 
-# Duration of an export in s on one core of a 2024 server, printed before the export starts. Finding
-# cliffs takes time in proportion to the number of records. The fixed part is keyed by whether
-# models are fitted, which takes as long for 800 rows as for 8,000.
+# Expected duration of an export, in s on one core of a 2024 server, which is printed before the
+# export starts. _FIXED_S, by whether models are fitted: a fit takes as long for 800 rows as for
+# 8,000. _PER_RECORD_S: time to find cliffs, proportional to the number of records.
 _FIXED_S = {True: 15.0, False: 4.0}
 _PER_RECORD_S = 3e-4
-_MOST_SPOTS = 10  # maximum number of blind spots that are shown
-# Digits of a size. Longer numbers are refused, because int() raises an error for very long ones.
+_MOST_SPOTS = 10  # maximum number of blind spots in the output
+# Text of a size. The number of digits is limited, because int() raises an error for very long
+# numbers.
 _DIGITS = re.compile("[0-9]{1,19}")
 _OP = re.compile("[a-z_]{1,20}")
 # Names of the numbers that describe a shape of each kind: (required, optional).
@@ -60,7 +62,7 @@ profile = typer.Typer(
 
 @dataclass(frozen=True, kw_only=True)
 class PlannerOptions:
-    """Options of the planners' formats."""
+    """Options of `profile export` for the planners' formats."""
 
     provider: str = option("", "Export only this provider's rows (planner formats).")
     dtype: str = option("", "Export only this number format (planner formats).")
@@ -77,9 +79,10 @@ class PlannerOptions:
     grid: Path | None = option(None, "csv, parquet with --gpu: CSV of products m, n, k to model.")
 
     def options(self, library: str) -> ExportOptions:
-        """Converts the typed options to those of the exporters.
+        """Converts the typed options to the exporters' options.
 
-        library: library whose models fill the tables; "" if the rows were measured.
+        library: library whose models fill the tables; "" for the default library, or if the rows
+            were measured.
         """
         from quantbench.profile.exporters.options import ExportOptions
 
@@ -153,11 +156,11 @@ def export(
 
 
 def _export_profile(paths: list[Path], target_file: Path | None, fit: bool, library: str) -> Result:
-    """Makes a profile of runs and writes it to a file.
+    """Makes a profile from runs and writes it to a file.
 
     paths: folders of runs, or the folder of one device.
-    target_file: file to write. By default it is profile.json, in the device's folder if that is
-        the only path, and otherwise in the current folder.
+    target_file: file to write; by default profile.json. The default is in the device's folder if
+        that folder is the only path, and otherwise in the current folder.
     fit: whether to fit models to the rows.
     library: library whose rows are kept; "" for all libraries.
     """
@@ -195,10 +198,10 @@ def _export_profile(paths: list[Path], target_file: Path | None, fit: bool, libr
 
 
 def _export_format(profile: Profile, name: str, folder: Path, options: ExportOptions) -> Result:
-    """Writes a profile in the format of a planner.
+    """Writes a profile in a planner's format.
 
     name: name of the format.
-    folder: file or folder to write.
+    folder: folder to write; for some formats a file.
     """
     from quantbench.profile.exporters import export_profile
 
@@ -215,7 +218,10 @@ def _export_format(profile: Profile, name: str, folder: Path, options: ExportOpt
 
 
 def runs_below(path: Path) -> list[Path]:
-    """Returns the folder of a run as the only item, or all runs in the folder of a device.
+    """Returns the run folders at a path.
+
+    The list has only `path` if this is a run folder, and all run folders below `path` if this is a
+    device's folder.
 
     Raises InputError if `path` is a file or a folder without runs.
     """
@@ -233,11 +239,12 @@ def runs_below(path: Path) -> list[Path]:
 
 
 def _runs(paths: list[Path], library: str) -> list[Run]:
-    """Reads the runs in folders of runs or devices.
+    """Reads the runs from run folders or device folders.
 
-    library: library whose records are kept, together with all collectives; "" for all records.
+    library: library whose records are kept; "" for all records. Records of collectives are always
+        kept.
 
-    Raises InputError if there is no record of the library.
+    Raises InputError if no record is from the library.
     """
     from quantbench.store.folder import read_one_run
 
@@ -269,12 +276,12 @@ def _runs(paths: list[Path], library: str) -> list[Run]:
 def profile_of(paths: list[Path], *, fit: bool, library: str = "") -> Profile:
     """Loads a profile, or makes one from runs.
 
-    paths: file of one profile, folder that has a profile.json but no runs, or folders of runs or
+    paths: one profile file, one folder with a profile.json but without runs, or folders of runs or
         devices.
-    fit: whether to fit models to the rows of the runs.
-    library: library whose records are kept; "" for all. It cannot be given for a profile's file.
+    fit: whether to fit models to the runs' rows.
+    library: library whose records are kept; "" for all, and for a profile file.
 
-    Raises InputError if a file is given with other paths or with a library.
+    Raises InputError if a profile file is combined with other paths or with a library.
     """
     from quantbench.profile import Profile
 
@@ -297,16 +304,16 @@ def profile_of(paths: list[Path], *, fit: bool, library: str = "") -> Profile:
 
 
 def _profile_in(path: Path) -> Path:
-    """Returns the profile.json in a folder that has no runs, or else `path` itself."""
+    """Returns the profile.json in a folder without runs; `path` itself in all other cases."""
     file = path / "profile.json"
     has_runs = os.path.lexists(path / "run.json") or folders_with(path, "*/run.json")
     return file if os.path.isfile(file) and not has_runs else path
 
 
 def degrees(text: str) -> tuple[int, ...]:
-    """Parses tensor-parallel degrees, and returns them in ascending order without repetition.
+    """Parses tensor-parallel degrees to distinct integers in ascending order.
 
-    text: degrees separated by commas.
+    text: degrees, comma separated.
 
     Raises InputError if there is no degree.
     """
@@ -390,10 +397,13 @@ def _ask(
     direction: str,
     of_rows: dict[str, Any],
 ) -> Estimate:
-    """Queries the time of one shape.
+    """Queries a profile for the time of one shape.
 
-    sizes: numbers that describe the shape, by the names in _QUERIES.
-    of_rows: further arguments of the query, such as dtype and provider.
+    kind: key of _QUERIES.
+    sizes: values that describe the shape, by the names in _QUERIES.
+    layout: memory layout of a GEMM; None for the profile's usual layout.
+    direction: forward or backward, for softmax and attention.
+    of_rows: arguments that select the rows: dtype and provider.
     """
     one: Any  # an Estimate, because the sizes are numbers and not arrays
     if kind == "gemm":
@@ -411,9 +421,9 @@ def _ask(
 
 
 def _typed(kind: str, text: str) -> dict[str, Any]:
-    """Parses the numbers that describe a shape, by the names in _QUERIES.
+    """Parses the values that describe a shape, and returns them by the names in _QUERIES.
 
-    The first value of a collective is the name of its operation.
+    All values are integers, except the name of a collective's operation.
 
     Raises InputError if values are missing or malformed.
     """

@@ -1,4 +1,7 @@
-"""Formats profiles, answers to queries and blind spots, for the terminal and as JSON."""
+"""Formats profiles, query results and blind spots, for the terminal and as JSON.
+
+The command `profile` prints with these functions.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -20,16 +23,17 @@ from quantbench.report.terminal import cliffs_table
 from quantbench.store.typed import encode
 from quantbench.units import latency, percent
 
-# Number of cliffs shown; --json has all cliffs of the profile.
+# Maximum number of cliffs (sizes after which the time jumps) in the printed table. --json has all
+# cliffs of the profile.
 _MOST_CLIFFS = 10
 _STYLES = {"measured": "green", "interpolated": "", "modelled": "yellow"}
 
 
 def profile_lines(profile: Profile) -> Iterator[str | RichTable]:
-    """Yields lines and tables on a profile for the terminal.
+    """Yields lines and tables that describe a profile on the terminal.
 
-    The lines show the device, the measured rows, the accuracy of the models, the largest cliffs and
-    the verdicts on rules.
+    They show the device, the measured rows, the models' accuracy, the largest cliffs, and the
+    verdicts on rules of thumb.
     """
     yield device_line(profile.device)
     yield from map(printable, origin_lines(profile))
@@ -60,7 +64,7 @@ def profile_lines(profile: Profile) -> Iterator[str | RichTable]:
 
 
 def origin_lines(profile: Profile) -> list[str]:
-    """Describes the runs that the profile was made from, one line each."""
+    """Returns the profile's note, and one line for each run from which the profile was made."""
     found = []
     if profile.provenance.note:
         found.append(profile.provenance.note)
@@ -76,15 +80,16 @@ def origin_lines(profile: Profile) -> list[str]:
 
 
 def rows_line(profile: Profile) -> str:
-    """Formats the number of rows of each table that has any."""
+    """Formats the number of rows in each table, without empty tables."""
     counts = [f"{len(table):,} of {kind}" for kind, table in profile.tables.items() if len(table)]
     return "rows: " + (", ".join(counts) or "none; all times come from the models")
 
 
 def _all_parts(profile: Profile) -> Iterator[tuple[str, str, str, Table]]:
-    """Splits each table of a profile by its keys that are not integers, such as dtype.
+    """Splits each table of a profile by the table's keys that are not integers, such as dtype.
 
-    Yields (kind of the table, values of the keys as text, provider, rows) for each part.
+    Yields (kind of the table, key values as text, provider, rows) for each combination of key
+    values.
     """
     masks = {True: "causal", False: "full"}
     for table in profile.tables.values():
@@ -100,7 +105,7 @@ def _all_parts(profile: Profile) -> Iterator[tuple[str, str, str, Table]]:
 def _key_names(table: Table) -> tuple[list[str], list[str]]:
     """Returns the names of a table's integer keys, and the names of its other keys."""
     layout = LAYOUTS[table.kind]
-    # Index False (0) is the list of integer keys, and index True (1) the list of other keys.
+    # found[False] lists the integer keys, and found[True] the other keys.
     found: tuple[list[str], list[str]] = ([], [])
     for name in layout.keys:
         found[layout.columns[name] is not int].append(name)
@@ -118,12 +123,15 @@ def _ranges(rows: Table) -> str:
     return ", ".join(spans)
 
 
-# Values of m, n and k over which the typical interval of a GEMM model is computed.
+# Grid of m, n and k over which a GEMM model's median interval is computed.
 _PROBED = (2 ** np.arange(14)[:, None, None], 2 ** np.arange(8, 15)[:, None], 2 ** np.arange(8, 15))
 
 
 def model_lines(profile: Profile) -> list[str]:
-    """Describes the models that predict unmeasured shapes, and their errors, one line each."""
+    """Returns one line for each model that predicts unmeasured shapes, with the model's error.
+
+    A further line has the error of interpolation between measured GEMMs.
+    """
     models = profile.models
     found = []
     for model in models.gemm:
@@ -149,7 +157,10 @@ def model_lines(profile: Profile) -> list[str]:
 
 
 def answers_table(answers: Iterable[tuple[str, Estimate]]) -> RichTable:
-    """Tabulates queried shapes and their times."""
+    """Tabulates queried shapes with their times.
+
+    answers: (shape as text, estimated time) of each query.
+    """
     found = plain_table(("shape", "format", "time", "90 % interval", "source", "bound by", "note"))
     for shape, one in answers:
         interval = f"{latency(one.low_us)} to {latency(one.high_us)}"
@@ -168,7 +179,7 @@ def answers_table(answers: Iterable[tuple[str, Estimate]]) -> RichTable:
 
 
 def profile_to_json(profile: Profile) -> dict[str, Any]:
-    """Converts what `profile show` prints to JSON objects."""
+    """Converts the parts of a profile that `profile show` prints to a JSON object."""
     return {
         "device": profile.device.name,
         "software": profile.software,
@@ -186,7 +197,7 @@ def profile_to_json(profile: Profile) -> dict[str, Any]:
 def error_summary(errors: FloatArray) -> dict[str, float]:
     """Returns the median, 95th percentile and maximum of errors; zeros if there are none.
 
-    errors: absolute values of the relative errors, (places,).
+    errors: (sizes,) absolute values of relative errors.
     """
     if not len(errors):
         return {"median": 0.0, "p95": 0.0, "max": 0.0}
@@ -195,7 +206,10 @@ def error_summary(errors: FloatArray) -> dict[str, float]:
 
 
 def spot_line(spot: Spot) -> str:
-    """Formats a blind spot: its size, the interpolated time, the expected time and the error."""
+    """Formats a blind spot (a size at which linear interpolation between rows is wrong).
+
+    The line has the size, the interpolated time, the expected time and the error.
+    """
     off = f"{percent(abs(spot.error))} too {'low' if spot.error < 0 else 'high'}"
     said = f"{latency(spot.interpolated_us)} between m = {spot.low} and {spot.high}"
     return (
@@ -207,7 +221,7 @@ def spot_line(spot: Spot) -> str:
 def blindspots_to_json(found: Blindspots, most_spots: int) -> dict[str, Any]:
     """Converts blind spots to a JSON object.
 
-    most_spots: maximum number of single spots, of which the worst are kept.
+    most_spots: maximum number of single spots. The worst spots are kept.
     """
     return {
         "dtype": found.dtype,

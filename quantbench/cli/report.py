@@ -45,6 +45,10 @@ def report(
 
 
 def _lines(found: Run, written: Written, folder: Path) -> Lines:
+    """Yields the lines that the command prints: device, warnings, main result and page.
+
+    folder: folder of the run as typed.
+    """
     yield device_line(found.info.device)
     if found.info.origin != "measured":
         yield (f"{found.info.origin.upper()} DATA", "bold"), ": not measured on this machine"

@@ -1,4 +1,4 @@
-"""Command `sweep`: measures workloads over a grid of sizes on the device at hand."""
+"""Command `sweep`: measures workloads over a grid of sizes, on this machine or a Ray cluster."""
 
 from pathlib import Path
 

@@ -1,8 +1,8 @@
-"""Selects the points that a planner's tables need, the most informative points first.
+"""Selects the points for `sweep --for`: those that a planner's tables need, most informative first.
 
-The points are the products and the attention that an engine runs for the named models, at the sizes
-that the planner's export writes. Each (n, k) and each number of heads is measured over its whole
-range before any of them is measured densely.
+The points are the GEMMs and the attention that an inference engine runs for the named models, at
+the sizes that `profile export` writes. The sweep first covers the whole range of m for each (n, k),
+and of sequence lengths for each number of heads. It then fills in the sizes between.
 """
 
 from __future__ import annotations
@@ -27,17 +27,20 @@ from quantbench.workload.dtypes import MEASURED_DTYPES, VECTOR_DTYPES
 from quantbench.workload.serving import Served, served
 
 _T = TypeVar("_T")
-#: Sizes m of products: four in each octave, each with one more, because products are tiled.
+#: GEMM sizes m to measure: four per octave, and each of them plus 1, because one more row may need
+#: one more row of tiles.
 _QUARTERS = product(M_GRID[:-1], (4, 5, 6, 7), (0, 1))
 SIZES = sorted({low * quarters // 4 + more for low, quarters, more in _QUARTERS} | {M_GRID[-1]})
-# Steps from round to round and from group to group, as fractions of a group. The multiples of the
-# golden ratio modulo 1 are spread evenly, however many there are, and so are those of √2.
+# Steps between the positions that `spread` visits in a group, as fractions of the group: from one
+# round to the next, and from one group to the next. Multiples of the golden ratio modulo 1 are
+# spread evenly however many there are. The same holds for √2.
 _ROUND_STEP = 5**0.5 / 2 - 0.5
 _GROUP_STEP = 2**0.5
-#: largest number of points in a plan
+#: maximum number of points in a plan
 _MOST_POINTS = 5000
-# A point is left out if it needs more than this share of the budget, or if its inputs and outputs
-# need more than this share of the memory, because checks hold copies of them.
+# A point is left out if it needs more than the fraction _MOST_BUDGET of the time budget, or if its
+# inputs and outputs need more than the fraction _MOST_MEMORY of the device's memory. The checks
+# make copies of inputs and outputs.
 _MOST_BUDGET = 0.05
 _MOST_MEMORY = 0.25
 # First compute capability for which torch has FlashAttention. Source: PyTorch, sdp_utils.cpp,
@@ -46,10 +49,10 @@ _FIRST_FLASH = (8, 0)
 
 
 def spread(groups: Sequence[Sequence[_T]]) -> list[_T]:
-    """Merges groups in rounds, each of which takes one item of every group.
+    """Merges groups in rounds. Each round takes one item from every group.
 
-    The items that the first rounds take are spread evenly over each group, and differ from group to
-    group.
+    The items taken in the first rounds are spread evenly over each group, at positions that differ
+    from group to group.
 
     groups: items of each group, in order of size.
 
@@ -68,10 +71,14 @@ def spread(groups: Sequence[Sequence[_T]]) -> list[_T]:
 
 
 def planner_groups(wanted: Served, dtypes: Sequence[str]) -> list[list[Gemm | Attention]]:
-    """Returns the points of each (n, k) and dtype, and of prompts and decoding of each Heads.
+    """Returns groups of points, each sorted by the bytes that a point moves.
 
-    A group is in order of the bytes that its points move. Attention has the first of `dtypes` in
-    which it can be measured, or bf16.
+    Each (n, k) with each dtype is a group over all sizes m. Each entry of `wanted.heads` without a
+    sliding window gives two groups: attention over prompts, and attention while decoding.
+
+    wanted: GEMM sizes (n, k) and attention heads of the models.
+    dtypes: dtypes of the GEMMs. Attention has the first of them in which attention can be measured,
+        else bf16.
     """
     groups: list[list[Gemm | Attention]] = []
     for dtype, (n, k) in product(dtypes, wanted.products):
@@ -86,10 +93,10 @@ def planner_groups(wanted: Served, dtypes: Sequence[str]) -> list[list[Gemm | At
 def with_points(
     options: SweepOptions, planner: str, arguments: GridOptions, spec: DeviceSpec
 ) -> SweepOptions:
-    """Returns the options of a sweep with the points of a planner.
+    """Returns the options of a sweep, with the points that a planner needs as `works`.
 
-    planner: format of `profile export`.
-    arguments: models, degrees and dtype as typed.
+    planner: planner's format in `profile export`.
+    arguments: models, tensor-parallel degrees and dtype as typed.
 
     Raises InputError if no point fits into the budget.
     """
@@ -119,11 +126,12 @@ def with_points(
 
 
 def _dtypes(asked: str, spec: DeviceSpec) -> tuple[str, ...]:
-    """Returns the dtypes of the products: those of the planner that can be measured on the device.
+    """Returns the dtypes of the GEMMs to measure.
 
-    Without any, or on a CPU, it is the usual dtype of the device.
+    By default these are the planner's dtypes that can be measured on the device. If there are none,
+    or on a CPU, the device's usual dtype is returned.
 
-    asked: --dtype, which is the only one; "" if it was not typed.
+    asked: value of --dtype, which is then the only dtype; "" if it was not typed.
 
     Raises InputError for a dtype that the planner does not have.
     """
@@ -139,7 +147,7 @@ def _dtypes(asked: str, spec: DeviceSpec) -> tuple[str, ...]:
 def _export_words(
     planner: str, arguments: GridOptions, dtypes: Sequence[str], spec: DeviceSpec
 ) -> str:
-    """Returns the options of `profile export` that write the planner's files from the sweep."""
+    """Returns the options with which `profile export` writes the planner's files from the run."""
     if spec.kind == "cpu":  # planners know GPUs only
         return "--format csv"
     words = [f"--format {planner}"]
@@ -147,13 +155,13 @@ def _export_words(
         value = getattr(arguments, name)
         if value:
             words.append(f"--{name} {quote(str(value))}")
-    if dtypes == ("fp16",):  # exported only if it is asked for
+    if dtypes == ("fp16",):  # fp16 is exported only with --dtype fp16
         words.append("--dtype fp16")
     return " ".join(words)
 
 
 def planner_words(options: SweepOptions, spec: DeviceSpec) -> tuple[str, ...]:
-    """Lists what a sweep for a planner assumes and does not measure, as text."""
+    """Describes what a sweep for a planner assumes, and which ops it does not measure."""
     words = [f"by {', '.join(options.providers)}", "linear layers of layout nt"]
     words.append("all-reduce is modelled unless `torchrun -m quantbench comm` measures it")
     words.append("experts, sliding windows, latent attention and FP8 caches are modelled")

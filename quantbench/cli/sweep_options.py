@@ -1,4 +1,7 @@
-"""Declares the options of `sweep`, converts them to `SweepOptions`, and rejects contradictions."""
+"""Declares the options of `sweep`, converts them to `SweepOptions`, and rejects contradictions.
+
+`SweepArguments` has the options as typed, and `options_on` converts them for a device.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +24,18 @@ if TYPE_CHECKING:
     from quantbench.sweep.plan import Plan
     from quantbench.workload import TransformerShape
 
-# Default time for measuring, by kind of device. With it, `make sweep` takes less than three minutes
-# on two cores and five on a GPU, installation included.
+# Default time for measuring, by device kind. With this budget, `make sweep` including installation
+# takes less than three minutes on two cores, and less than five minutes on a GPU.
 _BUDGET = {"cuda": "4m", "cpu": "60s"}
-# Default precision, by kind of device. Times of one thread on a shared processor repeat within 1 to
-# 2 %, so that a tighter target only costs time.
+# Default precision, by device kind. Times of one thread on a shared CPU repeat only within 1 to
+# 2 %, so a tighter target would cost time without a gain.
 _PRECISION = {"cuda": "0.5%", "cpu": "1%"}
-# Longest time of sampling a point, by kind of device.
+# Longest sampling time per point, in s, by device kind.
 _MAX_TIME_S = {"cuda": 2.0, "cpu": 0.5}
-# Options that say how to measure, which are allowed with a file of transformer shapes.
+# Options that control how points are measured and how many. Only these options are allowed with a
+# file of transformer shapes.
 _HOW = ("provider", "cache", "mode", "precision", "distribution", "budget", "points", "shard")
+# Planners that --for knows.
 _PLANNERS = ("aiconfigurator",)
 RUN = "Run"
 _timing = partial(option, panel="Timing")
@@ -39,7 +44,7 @@ run_option = partial(option, panel=RUN)
 
 @dataclass(frozen=True, kw_only=True)
 class SweepArguments(GridOptions):
-    """The options of `sweep` as typed; precision "" and budget "" are the device's default."""
+    """The options of `sweep` as typed; "" for precision and budget means the device's default."""
 
     shapes: Path | None = option(
         None,
@@ -77,17 +82,18 @@ class SweepArguments(GridOptions):
 
     @property
     def listed(self) -> bool:
+        """Whether --shapes or --for selects the points, so that no axis is needed."""
         return self.shapes is not None or bool(self.for_)
 
     @property
     def providers(self) -> tuple[str, ...]:
-        """Names of the providers, of every --provider."""
+        """Names of the providers from all --provider options."""
         names = ",".join(self.provider or ["torch"]).split(",")
         return tuple(name.strip() for name in names)
 
 
 def sweep_options(arguments: SweepArguments, device_kind: str) -> SweepOptions:
-    """Converts the options, with the defaults of the kind of device.
+    """Converts the options, with the defaults for a device kind. Points of --for are not included.
 
     device_kind: cuda or cpu.
     Raises InputError for contradictory options, and for values that cannot be parsed.
@@ -135,7 +141,7 @@ def sweep_options(arguments: SweepArguments, device_kind: str) -> SweepOptions:
 
 
 def options_on(arguments: SweepArguments, spec: DeviceSpec) -> SweepOptions:
-    """Converts the options for a device. With --for, they have the points of the planner."""
+    """Converts the options for a device. With --for, the result includes the planner's points."""
     options = sweep_options(arguments, spec.torch_kind)
     if not arguments.for_:
         return options
@@ -145,7 +151,7 @@ def options_on(arguments: SweepArguments, spec: DeviceSpec) -> SweepOptions:
 
 
 def _require_planner(arguments: SweepArguments) -> None:
-    """Raises InputError for an unknown planner, no model, and options that choose other points."""
+    """Raises InputError if --for is unknown, has no model, or has options that select points."""
     planner = require_choice("sweep", "--for", arguments.for_, _PLANNERS)
     allowed = ("for_", "model", "config", "tp", "dtype", *_HOW)
     others = _typed_except(arguments, *allowed)
@@ -159,7 +165,7 @@ def _require_planner(arguments: SweepArguments) -> None:
 def assumed_of(
     arguments: SweepArguments, options: SweepOptions, plan: Plan, spec: DeviceSpec
 ) -> tuple[str, ...]:
-    """Lists the assumptions that change the result of a planned sweep, as text."""
+    """Returns the assumptions that change the result of a planned sweep, one text each."""
     if options.works:
         from quantbench.cli.sweep_for import planner_words
 
@@ -172,7 +178,7 @@ def assumed_of(
 
 
 def _stated_words(shapes: Sequence[TransformerShape]) -> tuple[str, ...]:
-    """Lists the settings that all shapes of a file have in common, as text."""
+    """Returns the settings that all shapes from a file have in common, one text each."""
     names = ["dtype", "attention", "seq", "mbs", "tp"]
     if any(shape.experts for shape in shapes):
         names += ["ep", "routing"]
@@ -187,7 +193,7 @@ def _stated_words(shapes: Sequence[TransformerShape]) -> tuple[str, ...]:
 def check_words(arguments: SweepArguments, on: str, resume: Path | None, gpu: str) -> None:
     """Raises InputError for contradictory or impossible options, before a worker is started.
 
-    on, resume, gpu: values of the options with these names.
+    on, resume, gpu: values of the options --on, --resume and --gpu.
     """
     from quantbench.providers.catalog import expand
     from quantbench.sweep.session import resumed_options
@@ -211,23 +217,26 @@ def check_words(arguments: SweepArguments, on: str, resume: Path | None, gpu: st
 
 
 def budget_of(arguments: SweepArguments) -> float | None:
-    """Returns the budget of a resumed run in seconds; None for no limit."""
+    """Returns the budget of a resumed run, in s; None for no limit."""
     return _budget_s(arguments.budget or "none")
 
 
 def _budget_s(text: str) -> float | None:
-    """Parses a budget; `none` becomes None, which means no limit."""
+    """Parses a budget to seconds; `none` becomes None, which means no limit."""
     return None if text == "none" else parse_duration_s("--budget", text)
 
 
 def _typed_except(arguments: SweepArguments, *names: str) -> list[str]:
-    """Formats the options that differ from their defaults, as typed, without the fields `names`."""
+    """Formats the typed options except those in `names`, one text each.
+
+    names: field names of the options to leave out.
+    """
     others = [field.name for field in fields(arguments) if field.name not in names]
     return typed_words(arguments, others)
 
 
 def _shard(text: str) -> tuple[int, ...]:
-    """Parses a shard: `2/8` becomes (2, 8), "" becomes (). Raises InputError for other texts."""
+    """Parses a shard: `2/8` becomes (2, 8), and "" becomes (). Raises InputError otherwise."""
     if not text:
         return ()
     found = re.fullmatch("([0-9]{1,9})/([0-9]{1,9})", text)

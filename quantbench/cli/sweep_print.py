@@ -1,6 +1,6 @@
-"""Formats the plan, the progress and the result of a sweep.
+"""Formats the plan (`plan_lines`), the progress and the result (`result`) of a sweep.
 
-The module also draws the plot of the run, and builds the refinement of a sweep with --refine.
+The module also draws the plot of a run, and builds the bisection of --refine (`refine_of`).
 """
 
 from collections import Counter
@@ -41,7 +41,7 @@ from quantbench.sweep.runner import Finished, Progress
 from quantbench.units import axis_words, counted, dashed, duration, percent
 from quantbench.workload import Attention, Workload
 
-# Phases that count as measurement; all others are overhead of the harness.
+# Phases whose time counts as measuring. The rest of the wall time is overhead of the harness.
 _MEASUREMENT_PHASES = ("inputs", "warm-up", "measuring")
 _KERNEL_NAMES = "QUANTBENCH_KERNEL_NAMES"
 
@@ -49,12 +49,12 @@ _KERNEL_NAMES = "QUANTBENCH_KERNEL_NAMES"
 def plan_lines(
     plan: Plan, *, already: int = 0, retried: int = 0, devices: int = 1, by_op: bool = False
 ) -> Iterator[str]:
-    """Yields the number of points, the estimated time, and the sizes that are left out.
+    """Yields lines with the number of points, the estimated time, and the sizes left out.
 
     already: number of points that were measured before `plan` was made.
     retried: number of points in `plan` that failed before.
     devices: number of devices that share the points.
-    by_op: whether to count the points by op instead of naming the sizes that are left out.
+    by_op: whether to count the points by op instead of listing the sizes left out.
     """
     text = counted(len(plan.points), "point")
     if plan.left_out:
@@ -78,7 +78,7 @@ def plan_lines(
 
 
 def counts_by_op(works: Iterable[Workload]) -> str:
-    """Counts workloads by op and dtype, as text: `products bf16: 40, prompts bf16: 12`."""
+    """Formats the number of workloads by op and dtype: `products bf16: 40, prompts bf16: 12`."""
     counts: Counter[str] = Counter()
     for work in works:
         name = "products"
@@ -94,12 +94,12 @@ def _are(number: int) -> str:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A range of sizes along an axis that a budget leaves out.
+    """A range of sizes along an axis, some or all of which the budget leaves out.
 
     low, high: smallest and largest size that is left out.
     sizes: number of grid points that are left out.
-    ops: names of the ops that are not measured at these sizes.
     whole: whether every size from low to high is left out.
+    ops: labels of the ops that are not measured at the left-out sizes.
     """
 
     axis: str
@@ -117,7 +117,7 @@ class LeftOut:
 def left_out(plan: Plan) -> list[LeftOut]:
     """Returns the ranges of sizes that the budget leaves out of a plan.
 
-    The ranges lie along the axis with the largest number of left-out values.
+    All ranges are along one axis: the axis with the most left-out values.
     """
     missing = _places(plan.left_out)
     kept = _places(plan.groups)
@@ -135,7 +135,7 @@ def left_out(plan: Plan) -> list[LeftOut]:
 
 
 def _places(groups: Sequence[Group]) -> list[Place]:
-    """Returns the places of all points of the groups."""
+    """Returns the grid positions of all points in the groups."""
     points = chain.from_iterable(group.points for group in groups)
     return list(chain.from_iterable(point.places for point in points))
 
@@ -154,11 +154,12 @@ def show_progress(show: Callable[..., None], progress: Progress) -> None:
 def result(
     run: Run, finished: Finished, wall_s: float, *, devices: int = 1, earlier_s: float = 0.0
 ) -> tuple[list[StyledLine | Table], dict[str, Any]]:
-    """Draws the plot of a run; returns its result as lines and tables, and as a JSON object.
+    """Draws the plot of a run, and returns the run's result as text and as a JSON object.
 
-    wall_s: duration of this session, seconds.
+    finished: how the sweep ended.
+    wall_s: duration of this session, in s.
     devices: number of devices that measured the run together.
-    earlier_s: measuring time of earlier sessions of the run, seconds.
+    earlier_s: measuring time of the run's earlier sessions, in s.
     """
     spec = run.info.device
     points = points_of(run.records, spec)
@@ -199,7 +200,8 @@ def result(
             picture = draw_run(run, check, axis.replace("-", "_"))
         except StoreError as error:  # a full disk; the run itself is complete
             lines.append(warning(f"no picture: {error}"))
-    # The devices measure at the same time, so the measuring time of all of them is compared.
+    # Several devices measure at the same time. Their total measuring time is therefore compared
+    # with the wall time multiplied by the number of devices.
     overhead_share = 1 - (measuring_s(run.info) - earlier_s) / (wall_s * devices)
     lines += map(warning, run.warnings)
     reason = f" ({finished.reason})" if finished.reason else ""
@@ -231,7 +233,7 @@ def result(
 
 
 def refine_of(options: SweepOptions, spec: DeviceSpec) -> Refine:
-    """Builds the refinement of a sweep with --refine, which bisects to the edges of jumps.
+    """Builds the bisection of --refine, which finds the exact sizes at which the time jumps.
 
     options: options of the sweep, with the axes of the coarse grid.
     """
@@ -244,7 +246,7 @@ def refine_of(options: SweepOptions, spec: DeviceSpec) -> Refine:
 
 
 def _checked_line(run: Run) -> str:
-    """Counts the points whose result agreed with a reference, and those whose result was wrong."""
+    """Formats how many points agreed with a reference, and how many had a wrong result."""
     points = [record for record in run.records if record.role == "point"]
     right = sum(record.check is not None for record in points)
     wrong = 0
@@ -264,7 +266,7 @@ def _edge_line(placed: AxisGap, edge: Edge) -> str:
 
 
 def naming_lines(run: Run) -> Iterator[str]:
-    """Yields a line that counts the points of a GPU run without a kernel name.
+    """Yields a line with the number of points without a kernel name in a run on a GPU.
 
     Yields nothing if every point has a kernel name, or if kernel names were switched off.
     """
@@ -284,5 +286,5 @@ def naming_lines(run: Run) -> Iterator[str]:
 
 
 def measuring_s(info: RunInfo) -> float:
-    """Returns the measuring time over all sessions of a run, seconds."""
+    """Returns the total measuring time over all sessions of a run, in s."""
     return sum(info.phases_s.get(name, 0.0) for name in _MEASUREMENT_PHASES)

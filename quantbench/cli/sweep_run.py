@@ -1,6 +1,7 @@
-"""Measures a sweep on the device at hand or on a Ray cluster, and prints its progress.
+"""Runs the command `sweep` on this machine's device (`run`) or on a Ray cluster (`run_on_ray`).
 
-With --dry-run, the module only lists the points of the sweep and estimates the time.
+`dry_run` lists the points of a sweep and estimates the time, without measuring. `measure` is also
+used by `check --experiment`.
 """
 
 import signal
@@ -53,11 +54,12 @@ from quantbench.sweep.session import SweepSession, resumed_options
 from quantbench.timing.grade import INTERPRETED
 from quantbench.units import latency
 
+# Maximum number of points that --dry-run prints. --json has all.
 _MOST_PLANNED_LINES = 40
 
 
 def dry_run(arguments: SweepArguments, gpu: str) -> Result:
-    """Lists the points in the order of measurement, and the estimated time.
+    """Lists the points in the order of measurement, with the estimated time.
 
     gpu: name of the GPU to plan for; "" for this machine's device.
     """
@@ -80,7 +82,7 @@ def dry_run(arguments: SweepArguments, gpu: str) -> Result:
         "points": points,
         "left_out": left_out(plan),
     }
-    # A list, so that a provider that cannot be loaded is reported before anything is printed.
+    # The lines are made before the first is printed, so that an error in a provider comes first.
     lines = _dry_run_lines(plan, spec, assumed, here=not gpu, by_op=bool(options.works))
     return Result(answer, list(lines))
 
@@ -88,10 +90,10 @@ def dry_run(arguments: SweepArguments, gpu: str) -> Result:
 def _dry_run_lines(
     plan: Plan, spec: DeviceSpec, assumed: Sequence[str], *, here: bool, by_op: bool
 ) -> Lines:
-    """Yields the plan, and its first points with their roofline times.
+    """Yields lines on the plan, and one line with the roofline time for each of the first points.
 
-    here: whether the plan is for this machine's device. Only then can the providers be asked what
-        they support.
+    here: whether the plan is for this machine's device. Only then can the providers tell which
+        points they support.
     by_op: as in `plan_lines`.
     """
     yield f"plan for {spec.name}"
@@ -115,7 +117,11 @@ def _dry_run_lines(
 
 
 def run(arguments: SweepArguments, results: Path, resume: Path | None, *, as_json: bool) -> Result:
-    """Runs a new sweep, or finishes the one in the folder `resume`."""
+    """Runs a new sweep, or finishes an earlier one, on this machine's device.
+
+    results: folder in which the run folder is created.
+    resume: folder of the run to finish; None for a new sweep.
+    """
     start_s = time.monotonic()
     console = output(stderr=as_json)
     stop_on_sigterm()
@@ -140,11 +146,11 @@ def run(arguments: SweepArguments, results: Path, resume: Path | None, *, as_jso
 
 
 def _failed(run: Run) -> bool:
-    """Returns whether the exit code must show a failure.
+    """Returns whether the command must end with exit code 1.
 
     A run has failed if a result was wrong, if no time was accepted, or if a provider has failed
-    points but no accepted time. Times of triton's interpreter count as accepted although their
-    grade is "rejected", because the interpreter only checks results.
+    points but no accepted time. Times from Triton's interpreter have the grade "rejected" but count
+    as accepted here, because the interpreter serves only to check results.
     """
     accepted = set()
     failed = set()
@@ -164,16 +170,17 @@ def _failed(run: Run) -> bool:
 
 
 def stop_on_sigterm() -> None:
-    """Makes SIGTERM stop a sweep as cleanly as Ctrl-C does. Schedulers send it to end a job."""
+    """Makes SIGTERM, which schedulers send to end a job, stop a sweep like Ctrl-C."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def measure(console: Console, session: SweepSession, assumed: Sequence[str] = ()) -> Finished:
     """Prints device, assumptions and plan, measures the sweep, and returns how it ended.
 
-    The run's folder is printed first, on standard error. If the sweep is stopped, the command that
-    continues it is printed.
+    The run folder is printed first, on standard error. If the sweep is stopped, the command to
+    continue it is printed.
 
+    assumed: descriptions of assumed values.
     Raises MeasurementError if nothing was measured.
     """
     say(output(stderr=True), f"run: {session.folder}")
@@ -194,7 +201,7 @@ def measure(console: Console, session: SweepSession, assumed: Sequence[str] = ()
     except KeyboardInterrupt:
         say(console, f"\nstopped; {_kept(session)}")
         raise
-    except StoreError:  # a full disk: the error names the file, this line the run
+    except StoreError:  # for example a full disk: the error names the file, this line names the run
         say(console, _kept(session))
         raise
     if session.num_records:
@@ -206,7 +213,10 @@ def measure(console: Console, session: SweepSession, assumed: Sequence[str] = ()
 
 
 def _kept(session: SweepSession) -> str:
-    """Names the folder of the records, and the command that continues or reports the run."""
+    """Returns a text with the command that continues or reports the run.
+
+    If nothing was measured, the text says so instead.
+    """
     if not session.num_records:
         return "nothing was measured"
     missing = session.plan.without(session.done).total
@@ -222,9 +232,12 @@ def _kept(session: SweepSession) -> str:
 def run_on_ray(
     arguments: SweepArguments, results: Path, resume: Path | None, *, as_json: bool
 ) -> Result:
-    """Runs a new sweep on a Ray cluster, or finishes the run in the folder `resume`.
+    """Runs a new sweep on a Ray cluster, or finishes an earlier run.
 
-    A new sweep has one run for each kind of device.
+    A new sweep creates one run per device kind.
+
+    results: folder in which the run folders are created.
+    resume: folder of the run to finish; None for a new sweep.
     """
     start_s = time.monotonic()
     console = output(stderr=as_json)
@@ -275,7 +288,7 @@ def run_on_ray(
 
 
 def _show_run(console: Console, run: ClusterRun, assumed: Sequence[str]) -> None:
-    """Prints the devices, the folder, the assumptions and the plan of one run of a cluster."""
+    """Prints the devices, folder, assumptions and plan of one run on a cluster."""
     say(console, f"{', '.join(run.devices)}: {run.spec.name}, kept in {run.folder}/")
     if assumed:
         say(console, f"  assumed: {', '.join(assumed)}")

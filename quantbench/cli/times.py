@@ -1,6 +1,6 @@
-"""Declares the options that choose the source of predicted times.
+"""Declares the options that choose the source of op times: a GPU's models or a measured profile.
 
-The source is the models of a GPU or a measured profile.
+The commands that predict times share these options (`TimesOptions`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MACHINES = "Machines"
 
 @dataclass(frozen=True, kw_only=True)
 class TimesOptions:
-    """Options that choose the source of op times; "" and None stand for the default.
+    """Options that choose the source of op times; "" and None mean the default.
 
     who: name of the command, for error messages.
     """
@@ -46,10 +46,10 @@ class TimesOptions:
     def times(self) -> tuple[OpTimes, ModelTimes]:
         """Returns the source of op times, and the latency models of its device.
 
-        Without --profile, the source and the models are the same object.
+        Without --profile, both are the same object.
 
-        Raises InputError if neither --gpu nor --profile is typed, if both are typed, or if the
-        profile is of a CPU.
+        Raises InputError unless exactly one of --gpu and --profile is typed, for --library with
+        --profile, and for a profile of a CPU.
         """
         from quantbench.latency.model_times import ModelTimes
         from quantbench.profile import Profile
@@ -69,9 +69,10 @@ class TimesOptions:
         return measured, ModelTimes(measured.device)
 
     def words(self, device: DeviceSpec, dtype: str, *, experts: bool) -> str:
-        """Names the profile, or the libraries whose kernels are predicted.
+        """Describes the source of op times: the profile, or the libraries whose kernels are
+        predicted.
 
-        experts: whether the workload has experts.
+        experts: whether the workload has experts, whose kernels may be from another library.
         """
         from quantbench.latency.model_times import chosen_libraries
 

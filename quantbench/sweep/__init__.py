@@ -1,4 +1,4 @@
 """Measures workloads over a grid of sizes.
 
-Selects the points and their order, and runs them in a process of their own.
+Selects the points and their order, and runs the points in a separate worker process.
 """

@@ -1,9 +1,13 @@
-"""Parses the axes of a sweep, holds the sizes that no axis varies, and lists the ops at each point.
+"""Parses the axes of a sweep, and lists the ops at each grid point.
 
-An axis is written as items separated by commas, each an integer or `start:stop[:step]`, where the
-stop is included if the step reaches it. `@edges` at the end adds both sides of every predicted edge
-between the smallest and the largest value. Sizes that are not given get the defaults of the device,
-and the number of heads follows from hidden at a fixed head_dim.
+`parse_axis` reads one axis. `Held` has the sizes that no axis varies, and `places_of` combines them
+with the axes into the ops of each grid point.
+
+An axis is written as comma-separated items. Each item is an integer or `start:stop[:step]`. The
+stop is included if the step reaches it. The suffix `@edges` adds both sides of every predicted edge
+(a size after which a GEMM needs more waves) between the smallest and the largest value. Sizes that
+are not given get the device's defaults. The number of heads follows from hidden at a fixed
+head_dim.
 """
 
 import re
@@ -37,22 +41,24 @@ from quantbench.workload.transformer import ATTENTIONS, SOFTMAXES, AttentionDeta
 DIRECTIONS = ("forward", "backward", "both")
 
 
-#: axis of a list of shapes, which are numbered from 1; it is not a size, so no trend is fitted
-#: along it
+#: name of the axis that numbers a list of shapes from 1; a shape's number is not a size, so no
+#: trend is fitted along this axis
 SHAPE_DIM = "shape"
 
-#: maximum number of values of an axis, and of points of a grid
+#: maximum number of values in an axis; also the maximum number of points in a grid
 MOST_VALUES = 100_000
-# head_dim that determines the number of heads if neither heads nor head_dim is specified.
+# head_dim from which the number of heads follows if neither heads nor head_dim is given.
 _USUAL_HEAD_DIM = 128
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One dimension and its distinct values in ascending order.
+    """One dimension of a sweep.
 
-    edges: whether both sides of the predicted edges must still be added.
-    Raises InputError for an unknown dimension and for no values.
+    dim: name of the dimension as the user types it (`head-dim`).
+    values: distinct values, in ascending order.
+    edges: whether both sides of the predicted edges must still be added to the values.
+    Raises InputError for an unknown dimension, and if there are no values.
     """
 
     dim: str
@@ -72,9 +78,10 @@ class Axis:
 
 
 def parse_axis(text: str, device_kind: str = "") -> Axis:
-    """Parses an axis that is written as `dim=values`.
+    """Parses an axis that is written as `dim=values`, or as `dim` for the default values.
 
-    device_kind: kind of device whose default values are used if only `dim` is given.
+    device_kind: device kind that selects the default values, cuda or cpu; "" if the text must
+        contain values.
     Raises InputError that names the offending item.
 
     >>> parse_axis("tp=1,2,4").values
@@ -124,7 +131,7 @@ def _parse_item(dim: str, item: str) -> range:
 def check_axes(axes: tuple[Axis, ...], who: str = "sweep") -> None:
     """Raises InputError if the axes cannot form a grid or if the grid is too large.
 
-    who: command that the error names.
+    who: command to name in error messages.
     """
     if not axes:
         raise InputError(who, "no --dim", "at least one dimension to vary")
@@ -146,7 +153,12 @@ def check_axes(axes: tuple[Axis, ...], who: str = "sweep") -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ProductSizes:
-    """Sizes of single products. layout: one of LAYOUTS."""
+    """Sizes of a plain GEMM, or of a batch of equal GEMMs. A plain GEMM is not part of a model.
+
+    m, n, k: rows of the output, columns of the output, and inner dimension.
+    batch: number of GEMMs in the batch.
+    layout: one of LAYOUTS.
+    """
 
     m: int = 0
     n: int = 0
@@ -162,14 +174,14 @@ class Held(ProductSizes, Experts, AttentionDetails):
     0 and "" select a default that depends on the device or the shape.
 
     attention: one of ATTENTIONS; `ops` overrides it.
-    heads: number of heads; 0 for hidden / head_dim. Along an axis of hidden, a head_dim of 0 means
-        128.
+    heads: number of heads; 0 for hidden / head_dim.
+    head_dim: width of a head; along a hidden axis, 0 means 128.
     heads_per_kv_head: ratio of heads to kv_heads, used if kv_heads = 0.
-    experts: 0 means an MLP, unless an axis is one of MOE_DIMS.
-    tokens: tokens of each GPU's micro-batch, instead of seq · mbs.
-    softmax: one of SOFTMAXES, used only by predictions; a sweep measures the softmax of the
-        provider.
-    ops: names of MODEL_OPS, or () for the ops that the axes change most.
+    experts: number of routed experts per layer; 0 means an MLP, unless an axis is in MOE_DIMS.
+    tokens: tokens in each GPU's micro-batch, which replace seq · mbs in layers with experts.
+    softmax: one of SOFTMAXES. Only predictions use this field; a sweep measures the provider's
+        softmax.
+    ops: names from MODEL_OPS; () for the ops that the axes change most.
     direction: one of DIRECTIONS.
     """
 
@@ -208,9 +220,9 @@ class Held(ProductSizes, Experts, AttentionDetails):
 
 
 def with_defaults(held: Held, spec: DeviceSpec, dims: Collection[str] = ()) -> Held:
-    """Fills unset values of `held` with the defaults of the device.
+    """Returns `held` with the device's defaults in place of unset values.
 
-    dims: axes as the user typed them. Some axes need the defaults of experts.
+    dims: axes as the user typed them. An axis in MOE_DIMS adds the defaults of the expert sizes.
     """
     defaults = usual_sizes(spec.torch_kind, "model", "product")
     if held.experts or {dim.partition("=")[0] for dim in dims} & set(MOE_DIMS):
@@ -231,14 +243,15 @@ def ops_at(
     *,
     modelled: bool = False,
 ) -> tuple[tuple[Op, ...], str]:
-    """Returns the ops of one point, and a sentence on the wanted ops that are left out.
+    """Returns the ops of one point, and a sentence that lists the wanted ops that are missing.
 
-    The sentence is "" if none are left out.
+    The sentence is "" if no wanted op is missing.
 
-    point: value of each axis, by the name of its field.
+    point: value on each axis, by `Axis.field`.
     held: values of all other dimensions, with the defaults filled in.
     who: command to name in error messages.
-    modelled: whether to return the routed experts of a layer as one op, as the models predict them.
+    modelled: whether to return a layer's routed experts as one op, as the latency models predict
+        them.
 
     Raises InputError for an impossible point (for example, heads that do not divide hidden).
     """
@@ -247,8 +260,8 @@ def ops_at(
         return (Op("gemm", "forward", Gemm(**sizes, dtype=held.dtype, layout=held.layout), 1),), ""
     heads = _heads_of(point, held, who)
     shape = _shape({**point, **heads.sizes}, held, who)
-    # By default, the wanted ops are those that the axes change most. Ops of the other kind of
-    # attention (fused or unfused) are left out.
+    # By default, the wanted ops are those that the axes change most. They never include the ops of
+    # the attention kind (fused or unfused) that the shape does not use.
     other = UNFUSED_OPS if shape.attention == "flash" else ("attention",)
     changed = set[str]().union(*(SWEPT[axis.dim].ops for axis in axes)).difference(other)
     wanted = held.ops or [op for op in MODEL_OPS if op in changed]
@@ -273,11 +286,11 @@ def ops_at(
 def places_of(
     axes: Sequence[Axis], held: Held, who: str = "sweep", *, modelled: bool = False
 ) -> tuple[list[tuple[dict[str, int], tuple[Op, ...]]], tuple[str, ...]]:
-    """Returns the ops at each point of a grid, and the reasons why points or ops are left out.
+    """Returns each possible grid point with its ops, and the reasons for what is left out.
 
-    Impossible points are left out, and so are ops that a point does not have. The arguments `held`,
-    `who` and `modelled` are those of `ops_at`.
+    Impossible points are left out, and so are ops that a point does not have.
 
+    held, who, modelled: as in `ops_at`.
     Raises InputError if all points are impossible.
     """
     places = []
@@ -300,7 +313,7 @@ def places_of(
     return places, tuple(left_out)
 
 
-# Sizes that have the same name in `Held` and in `TransformerShape`.
+# Fields that have the same name in `Held` and in `TransformerShape`.
 _SHARED = Held.__dataclass_fields__.keys() & TransformerShape.__dataclass_fields__.keys()
 
 
@@ -325,13 +338,14 @@ def _shape(point: dict[str, int], held: Held, who: str) -> TransformerShape:
 
 @dataclass(frozen=True)
 class _Heads:
-    """Heads of one point.
+    """Head sizes of one point, and the ops that these sizes rule out.
 
-    sizes: heads, kv_heads and head_dim. A size that is missing keeps its value of `Held`.
-    without: ops that the point does not have. These are the attention ops if no allowed number of
-        heads has this head_dim, and qkv if its width depends on the number of key/value heads.
-    objection: why these ops are missing.
-    expected: which hidden sizes would have them.
+    sizes: heads, kv_heads and head_dim by name. A missing name keeps its value in `Held`.
+    without: ops that the point does not have. The attention ops are missing if no allowed number of
+        heads gives the wanted head_dim. qkv is missing if its width would depend on the number of
+        key/value heads.
+    objection: why the ops in `without` are missing.
+    expected: condition under which the point would have all ops, for error messages.
     """
 
     sizes: dict[str, int]
@@ -341,13 +355,14 @@ class _Heads:
 
 
 def _heads_of(point: dict[str, int], held: Held, who: str) -> _Heads:
-    """Returns the heads of one point.
+    """Returns the head sizes of one point.
 
-    Unless the number of heads is given, it follows hidden at a fixed head_dim. If hidden / head_dim
-    is not a number of heads that tp and kv_heads allow, the attention ops are left out. qkv is left
-    out too if its width depends on the number of key/value heads. The other GEMMs do not depend on
-    the heads. They are measured with the number of heads whose head_dim is nearest to the wanted
-    one.
+    A given number of heads is kept. Otherwise the number is hidden / head_dim. If this is no whole
+    number, or if tp or kv_heads does not allow it, the attention ops are left out. qkv is also left
+    out if its width depends on the number of key/value heads. The other GEMMs do not depend on the
+    heads, so they are measured with the allowed number of heads whose head_dim is nearest.
+
+    Without a wanted head_dim, the allowed number whose head_dim is nearest to 128 is used.
     """
 
     def size(name: str) -> int:
@@ -386,9 +401,9 @@ def _heads_of(point: dict[str, int], held: Held, who: str) -> _Heads:
 
 
 def _nearest_heads(hidden: int, step: int, head_dim: int) -> int:
-    """Returns the number of heads whose head_dim is nearest to a given one.
+    """Returns the number of heads whose head width, hidden / heads, is nearest to `head_dim`.
 
-    The number must divide hidden and be a multiple of `step`.
+    step: number that must divide the number of heads; must itself divide hidden.
     """
     rest = hidden // step
     candidates = (divisor * step for divisor in divisors(rest))

@@ -1,6 +1,8 @@
-"""Runs Python modules as child processes that answer requests over pipes.
+"""Runs a Python module as a child process that replies to JSON requests over a pipe.
 
-Also defines the interface of a worker, and detects that a process has lost its CUDA context.
+`ChildProcess` is the parent's side, and `parent_pipe` is the child's side. The module also defines
+the interface of a worker, the process that times points (`WorkerClient`), and detects that a
+process has lost its CUDA context (`context_lost`).
 """
 
 import json
@@ -23,12 +25,12 @@ from quantbench.store.typed import decode, encode
 from quantbench.sweep.messages import Hello, Reply, Request, reply_from_json
 from quantbench.timing.options import TimingOptions
 
-# Longest time until a worker's first message. To import torch from a cold network disk and to
-# create a CUDA context can take a minute.
+# Longest time until a worker's first message, in s. Importing torch from a cold network disk and
+# creating a CUDA context can take a minute.
 _START_LIMIT_S = 300.0
 
-# Parts of CUDA's messages for errors that end a context. Source: CUDA Runtime API, `cudaError`, the
-# errors that "leave the process in an inconsistent state".
+# Fragments of CUDA's error messages that show a lost context. Source: CUDA Runtime API,
+# `cudaError`, the errors that "leave the process in an inconsistent state".
 _CONTEXT_LOST = (
     "device-side assert",
     "hardware stack error",
@@ -44,19 +46,21 @@ _CONTEXT_LOST = (
 
 
 def refusal(who: str, reason: str) -> MeasurementError:
-    """Builds an error from the reason that another process sent.
+    """Builds the error for a process that refused to measure.
 
-    The reason may be the text of an error itself.
+    who: operation that the error names.
+    reason: why the process refused. If it is the text of a quantbench error, the part after
+        "; expected " is kept as what was expected.
     """
     found, _, expected = reason.partition("; expected ")
     return MeasurementError(who, found, expected or "a device that can be measured")
 
 
 class WorkerLostError(MeasurementError):
-    """The worker died or did not answer.
+    """A child process died, did not reply in time, or sent a message that is not JSON.
 
     kind: `crash` or `timeout`.
-    message: what happened.
+    message: what happened, in words.
     """
 
     def __init__(self, kind: str, message: str) -> None:
@@ -66,9 +70,11 @@ class WorkerLostError(MeasurementError):
 
 
 class WorkerClient(Protocol):
-    """Interface of a worker.
+    """Interface of a worker, which times points.
 
     A worker is a local process, a process on another machine, or a test double.
+
+    hello: first message of the worker, which describes its device.
     """
 
     hello: Hello
@@ -77,10 +83,11 @@ class WorkerClient(Protocol):
         """Sends the timing options. Must be called once, before the first request."""
 
     def ask(self, request: Request, limit_s: float, tick: Callable[[], None]) -> Reply:
-        """Returns the reply to a request, and calls `tick` a few times a second while it waits.
+        """Returns the reply to a request, and calls `tick` a few times a second while waiting.
 
         limit_s: longest time to wait, in s.
-        Raises WorkerLostError, and MeasurementError if the worker cannot use its device.
+        Raises WorkerLostError if the worker is lost, and MeasurementError if the worker cannot use
+        its device.
         """
 
     def close(self) -> None:
@@ -88,12 +95,13 @@ class WorkerClient(Protocol):
 
 
 class ChildProcess:
-    """A Python module in its own process, which answers each JSON message with a JSON message.
+    """A Python module that runs in a separate process and exchanges JSON messages with this one.
 
-    The process has a process group of its own, so that Ctrl-C reaches only the sweep, which then
-    ends the child.
+    The process is started as `python -m MODULE FD WORDS…`, where FD is its end of the pipe. It is
+    in a new process group, so that Ctrl-C reaches only the sweep, which then ends the child.
 
-    module, words: the process is started as `python -m MODULE FD WORDS…`.
+    module: name of the module.
+    words: further arguments on the command line.
     """
 
     def __init__(self, module: str, words: Sequence[str] = ()) -> None:
@@ -110,16 +118,18 @@ class ChildProcess:
         theirs.close()
 
     def ask(self, request: Request, limit_s: float, tick: Callable[[], None]) -> Reply:
-        """Runs one point and returns its reply. The caller must close the process after an error.
+        """Sends a request and returns the reply. The caller must close the process after an error.
 
-        Raises WorkerLostError if the process dies or needs longer than limit_s, and
-        MeasurementError if it cannot use the device.
+        limit_s: longest time to wait, in s.
+        tick: function that is called about every 0.1 s while waiting.
+        Raises WorkerLostError if the process dies or needs longer, and MeasurementError if it
+        cannot use the device.
         """
         self.send(encode(request))
         return reply_from_json(self.receive(limit_s, tick))
 
     def close(self) -> None:
-        """Kills the process, with its process group, and releases its pipe."""
+        """Kills the process and its process group, and closes the pipe."""
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -142,8 +152,9 @@ class ChildProcess:
     def receive(self, limit_s: float, tick: Callable[[], None] = lambda: None) -> dict[str, Any]:
         """Returns the next message.
 
-        Raises WorkerLostError if the process dies or needs longer than limit_s, and
-        MeasurementError if it refuses to measure.
+        limit_s, tick: as in `ask`.
+        Raises WorkerLostError if the process dies, needs longer or sends no JSON, and
+        MeasurementError if the process refuses to measure.
         """
         deadline_s = time.monotonic() + limit_s
         while not self._pipe.poll(0.1):
@@ -165,7 +176,8 @@ class ChildProcess:
     def _lost(self) -> WorkerLostError:
         """Returns the error for a process that has died.
 
-        The error states the exit code of the process and the reason from its output.
+        The message has the exit code, or the signal that killed the process, and the reason from
+        the process's output.
         """
         code = self._process.wait()
         self._errors.seek(0)
@@ -179,10 +191,10 @@ class ChildProcess:
 
 
 class WorkerProcess(ChildProcess):
-    """A running `quantbench.sweep.worker` process, which times points.
+    """A local worker: a process that runs `quantbench.sweep.worker` and times points.
 
     providers: names of user-defined providers to import first.
-    Raises MeasurementError if one of them is not a provider, or if there is no device.
+    Raises MeasurementError if a name is not that of a provider, or if there is no device.
     """
 
     def __init__(self, providers: Sequence[str] = ()) -> None:
@@ -194,16 +206,17 @@ class WorkerProcess(ChildProcess):
             raise
 
     def begin(self, timing: TimingOptions) -> None:
+        """Sends the timing options, as in `WorkerClient.begin`."""
         self.send(encode(timing))
 
 
 @contextmanager
 def parent_pipe() -> Iterator[tuple[Iterator[Any], Callable[[dict[str, Any]], None]]]:
-    """Connects a `ChildProcess`, from inside, with its parent.
+    """Connects this process, started as a `ChildProcess`, with its parent.
 
-    Yields an iterator of the parent's messages, and a function that sends a message to the parent.
-    A watchdog thread ends this process soon after its parent has ended, for whatever reason and
-    even while a kernel runs.
+    Yields an iterator over the parent's messages, and a function that sends a message to the
+    parent. A watchdog thread ends this process within a second after the parent has ended, even
+    while a kernel runs.
     """
     parent = os.getppid()
 
@@ -223,10 +236,10 @@ def parent_pipe() -> Iterator[tuple[Iterator[Any], Callable[[dict[str, Any]], No
 
 
 def context_lost(error: BaseException) -> bool:
-    """Returns whether this process has lost its CUDA context, so that it can run nothing more.
+    """Returns whether this process has lost its CUDA context, and so can run no more kernels.
 
-    Every call fails after the context is lost, so a synchronisation shows the loss, whatever the
-    text of the error is.
+    After the loss, every CUDA call fails. If the text of the error does not show the loss, a
+    synchronisation does.
 
     error: error that a run has raised.
     """

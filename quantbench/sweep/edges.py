@@ -1,7 +1,8 @@
-"""Predicts at which sizes the number of waves grows, and groups the sizes to measure together.
+"""Predicts edges along an axis, and groups the sizes to measure together.
 
-Both sides of each predicted edge are added to the axes of a sweep. Neighbouring sizes are measured
-together, because a step shows only between two measured sizes.
+An edge is a size after which a GEMM needs more waves (rounds of tiles over all SMs). `parse_grid`
+adds both sides of each predicted edge to the axes of a sweep. `neighbour_groups` keeps neighbouring
+sizes together, because a step in the time shows only between two measured sizes.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,8 +18,8 @@ from quantbench.sweep.axes import MOST_VALUES, Axis, Held, check_axes, ops_at, p
 from quantbench.sweep.sizes import grain_of
 from quantbench.workload import Gemm, GroupedGemm, Op
 
-# At an edge, the number of waves grows at least by this factor from one size to the next. A smaller
-# step is below the noise of a measurement.
+# Smallest growth of the number of waves, as a factor from one size to the next, that counts as an
+# edge. A smaller step is below the measurement noise.
 _SMALLEST_STEP = 1.02
 # Maximum number of sizes in a group of consecutive edges. Without this limit, an axis with an
 # edge at every size would be a single group.
@@ -32,7 +33,7 @@ def parse_grid(
     who: str = "sweep",
     tiles: Sequence[Tile | None] = (None,),
 ) -> tuple[Axis, ...]:
-    """Parses axes and adds both sides of the predicted edges to those that ask for them.
+    """Parses axes, and adds both sides of the predicted edges to every axis that ends in `@edges`.
 
     dims: axes as the user typed them, `hidden` or `hidden=1024:4096`.
     held: values of all other sizes, with the defaults filled in.
@@ -65,8 +66,8 @@ def predicted_edges(
     The other axes stay at their first value. Impossible sizes (for example, heads that do not
     divide hidden) are skipped.
 
-    tiles: tiles that the providers state. None stands for the tile that is assumed for the device.
-    Raises InputError if the range has too many sizes.
+    tiles: tiles that the providers declare. None stands for the tile assumed for the device.
+    Raises InputError if the axis spans too many sizes.
     """
     axis = axes[index]
     step = grain_of(axis.dim)
@@ -97,7 +98,7 @@ def predicted_edges(
 def _waves(
     ops: Iterable[Op], spec: DeviceSpec, tiles: Sequence[Tile | None]
 ) -> dict[tuple[str, Tile], int]:
-    """Returns the number of waves of each GEMM with each tile, by op label and tile."""
+    """Returns the number of waves that each GEMM needs with each tile, by op label and tile."""
     named = {tile or assumed_tile(spec) for tile in tiles}
     found = {}
     for op in ops:
@@ -114,9 +115,9 @@ def predicted_jump(
     spec: DeviceSpec,
     tiles: Sequence[Tile | None] = (None,),
 ) -> float:
-    """Returns the largest growth of a GEMM's waves beyond the growth of its FLOPs, as a log ratio.
+    """Returns by how much a GEMM's waves grow more than its FLOPs, as a log ratio.
 
-    Returns 0 if no GEMM is in both points.
+    The value is the largest over all GEMMs and tiles; 0 if the two points have no GEMM in common.
 
     before, after: ops at two neighbouring points.
     tiles: as in `predicted_edges`.
@@ -133,16 +134,18 @@ def predicted_jump(
 
 
 def neighbour_groups(jumps: Sequence[float]) -> list[tuple[range, int]]:
-    """Groups the values of an axis that are measured together.
+    """Divides the values of an axis into groups to measure together.
 
-    Returns ascending ranges of indices, each with its rank. Both sides of a predicted edge are in
-    one group. Values that are at no edge are grouped in pairs of neighbours. The ends of the axis
-    have rank 0. Of the groups near the middle of the axis, the one with the largest jump inside it
-    has rank 1. The two parts of the axis on either side of this group are divided in the same way
-    with rank 2, and so on. The groups up to any rank thus form a coarse grid in which nearly every
-    size has a neighbour, most often across a predicted edge.
+    Returns (indices, rank) of each group, in ascending order of the indices. Groups with a lower
+    rank are measured first. Both sides of a predicted edge are in one group. Values away from edges
+    are grouped in pairs of neighbours.
 
-    jumps: predicted jump from each value to the next, as a log ratio (values − 1,).
+    The first and the last group have rank 0. Among the groups near the middle of the axis, the
+    group with the largest jump inside has rank 1. This group splits the axis into two stretches,
+    which are split in the same way with rank 2, and so on. The groups up to any rank thus form a
+    coarse grid in which nearly every size has a neighbour, most often across a predicted edge.
+
+    jumps: (values − 1,) `predicted_jump` from each value to the next, a log ratio.
 
     >>> neighbour_groups([0.0, 0.0, 0.3, 0.0, 0.0])
     [(range(0, 1), 0), (range(1, 2), 2), (range(2, 4), 1), (range(4, 5), 2), (range(5, 6), 0)]
@@ -155,8 +158,8 @@ def neighbour_groups(jumps: Sequence[float]) -> list[tuple[range, int]]:
         inside, rank = stretches.pop()
         if not inside:
             continue
-        # Only groups in the middle quarter of a part are candidates, so that the part is divided
-        # into two parts of similar length.
+        # Only groups in the middle quarter of a stretch are candidates, so that its two halves have
+        # similar lengths.
         away = 3 * len(inside) // 8
         near_middle = inside[away : len(inside) - away]
         middle = (inside[0] + inside[-1]) / 2
@@ -170,25 +173,25 @@ def neighbour_groups(jumps: Sequence[float]) -> list[tuple[range, int]]:
 
 
 def edge_indices(jumps: Sequence[float]) -> set[int]:
-    """Returns the indices of the values on either side of a predicted edge.
+    """Returns the indices of all values next to a predicted edge, on either side.
 
     jumps: as in `neighbour_groups`.
 
     >>> sorted(edge_indices([0.0, 0.3, 0.0]))
     [1, 2]
     """
-    # A jump is the growth of the waves without the growth of the work, so at an edge it may be a
-    # little smaller than the growth of the waves (`predicted_edges`). Half of the limit on the
-    # growth of the waves is therefore used.
+    # `predicted_edges` compares the growth of the waves with _SMALLEST_STEP. A jump is smaller than
+    # that growth, because the growth of the FLOPs is subtracted. The limit for jumps is therefore
+    # half of that for waves.
     edges = [i for i, jump in enumerate(jumps) if jump >= log(_SMALLEST_STEP) / 2]
     return {*edges, *(i + 1 for i in edges)}
 
 
 def _joined_neighbours(jumps: Sequence[float]) -> list[range]:
-    """Joins neighbouring indices to ranges, across the largest jumps first.
+    """Joins neighbouring indices into ranges, across the largest jumps first.
 
-    Both sides of each edge are joined, and other neighbours are joined in pairs. The ends of the
-    axis stay single, unless an edge is next to them.
+    The two sides of each edge are joined, up to _LARGEST_GROUP indices. Other neighbours are joined
+    in pairs. The first and the last index stay single if no edge is next to them.
     """
     last = len(jumps) - 1
     found = [range(i, i + 1) for i in range(len(jumps) + 1)]  # range that each index is in

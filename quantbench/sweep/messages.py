@@ -1,7 +1,7 @@
-"""Defines the JSON messages between a sweep and its workers.
+"""Defines the JSON messages between a sweep and its worker processes.
 
-A worker first introduces itself and then replies to each request. JSON is used instead of pickle,
-so that a broken worker can do no more than send a message that does not parse.
+A worker first sends a `Hello` and then a `Reply` to each `Request`. The messages are JSON instead
+of pickle, so that a broken worker can do no more harm than send a message that does not parse.
 """
 
 from dataclasses import dataclass, field
@@ -17,11 +17,12 @@ from quantbench.workload import Workload
 
 @dataclass(frozen=True)
 class Hello:
-    """First message of a worker, which describes its device and its software.
+    """First message of a worker: its device and software.
 
-    state, limits: state and limits of the device; no limits on a CPU and without NVML.
-    software: versions by name.
-    tiles: tiles that user-defined providers declare, by the name of the provider.
+    state: state of the device when the worker started.
+    software: version of each package, by name.
+    limits: limits of the device as NVML reports them; None on a CPU and without NVML.
+    tiles: tile that each user-defined provider declares, by provider name.
     """
 
     device: DeviceSpec
@@ -35,7 +36,7 @@ class Hello:
 class Request:
     """One point to run.
 
-    name: whether its kernel must be identified.
+    name: whether to identify the point's kernel.
     """
 
     workload: Workload
@@ -48,11 +49,13 @@ class Reply:
     """Result of a request. At most one of measurement, skipped and failed is set.
 
     skipped: reason why the point was skipped.
-    failed: kind of the failure, and its message.
-    launch: launch of the kernel that ran. It is the only content of a reply of `naming`.
-    checked: result of the checks; None if the results were not checked.
-    phases_s: duration of each phase in s, by its name.
-    broken: whether the worker must be replaced because its GPU context is lost.
+    failed: kind of failure, and its message.
+    launch: launch of the point's kernel; None if it is unknown. The process that identifies kernels
+        (`naming`) sets only this field, or `failed`.
+    checked: result of the correctness checks; None if there were no checks.
+    phases_s: duration of each phase in s, by phase name.
+    broken: whether the process that sent the reply must be replaced, because its GPU context is
+        lost.
     """
 
     measurement: Measurement | None = None
@@ -65,9 +68,9 @@ class Reply:
 
 
 def reply_from_json(data: object) -> Reply:
-    """Reads the reply of a worker.
+    """Decodes the reply of a worker.
 
-    A malformed reply counts as a failed point, for example a NaN among the samples.
+    A malformed reply, such as one with a NaN among the samples, becomes a failed point.
     """
     try:
         return decode(Reply, data, "worker reply", whole=True)

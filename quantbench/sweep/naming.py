@@ -1,7 +1,9 @@
 """Identifies the kernel that a point ran, by default with torch.profiler in a second process.
 
-QUANTBENCH_KERNEL_NAMES selects where the profiler runs: `apart` (in the second process), `here` (in
-the worker) or `off` (nowhere). A point never fails because its kernel could not be identified.
+The worker, which times the points, asks for the kernel of each point through `NamesApart`. The
+environment variable QUANTBENCH_KERNEL_NAMES selects where the profiler runs: `apart` (in the second
+process), `here` (in the worker) or `off` (nowhere). A point never fails because its kernel could
+not be identified.
 """
 
 from __future__ import annotations
@@ -21,26 +23,27 @@ if TYPE_CHECKING:
     from quantbench.device.spec import DeviceSpec
 
 VARIABLE = "QUANTBENCH_KERNEL_NAMES"
-# torch.profiler attaches CUPTI to its process for good. This slowed programs by 10 to 20 % after
-# profiling had ended (pytorch/pytorch issue 144455), and detaching CUPTI crashed CUDA graphs before
-# CUDA 12.6 (pull request 112507). So the worker, which times and captures graphs, asks a second
-# process and waits.
+# torch.profiler attaches CUPTI to its process for good. An attached CUPTI slowed programs by 10 to
+# 20 % after profiling had ended (pytorch/pytorch issue 144455), and detaching CUPTI crashed CUDA
+# graphs before CUDA 12.6 (pull request 112507). The worker captures and times graphs, so it asks a
+# second process for the kernel and waits.
 _WAYS = ("apart", "here", "off")
 
-#: longest time to wait for the name of a kernel, in s; the first request also creates a context and
-#: starts CUPTI. On a GPU the time limit of a point is extended by this time, so that a measurement
-#: is never lost because of its name.
+#: longest time to wait for the identification of a kernel, in s. The first request also creates a
+#: context and starts CUPTI. On a GPU the sweep extends each point's time limit by this time, so
+#: that a slow identification never costs a measurement.
 LIMIT_S = 25.0
-# After this many losses the second process is not started again, because each start takes time.
+# Number of times that the second process may die or hang. After that, it is not started again,
+# because each start takes time.
 _MOST_LOST = 3
 
 
 def chosen_way(*, exclusive: bool = False) -> str:
     """Returns the value of QUANTBENCH_KERNEL_NAMES (`apart`, `here` or `off`).
 
-    exclusive: whether only one process may use the device. In this case the default is `off`: a
-        second process could not use the device, and a profiler in the worker would slow the runs
-        that the worker times. Missing names are better than slower times.
+    exclusive: whether only one process may use the device. The default is then `off`, because a
+        second process could not use the device, and a profiler in the worker would slow the timed
+        runs.
     Raises InputError for any other value.
     """
     way = os.environ.get(VARIABLE, "").strip().lower()
@@ -55,9 +58,10 @@ def start_server() -> ChildProcess:
 
 
 class NamesApart:
-    """Client of the second process.
+    """Identifies kernels in a second process, which it starts.
 
-    The process is started at once, and again after each of its first two losses.
+    The process is started at once. If it dies, hangs or loses its GPU context, the next request
+    starts it again, at most twice.
     """
 
     def __init__(self, start: Callable[[], ChildProcess] = start_server) -> None:
@@ -83,10 +87,11 @@ class NamesApart:
 
 
 def launch_of(request: Request, spec: DeviceSpec) -> Launch | None:
-    """Runs the work of a point under the profiler and returns its launch; None if it is unknown.
+    """Returns the launch of a point's kernel; None if it is unknown.
 
-    The inputs are zeros, which are the fastest to create. Zeros suffice, because no library selects
-    its kernel by the values of its inputs. The memory is freed afterwards.
+    The provider may report the launch itself. Otherwise the point runs under the profiler. The
+    inputs are zeros, which are the fastest to create. Zeros suffice, because no library selects a
+    kernel by the values of its inputs. The memory is freed afterwards.
     """
     import torch
 
@@ -104,9 +109,9 @@ def launch_of(request: Request, spec: DeviceSpec) -> Launch | None:
 
 
 def answer(request: Request, spec: DeviceSpec) -> Reply:
-    """Returns a reply with the launch or an error.
+    """Returns a reply with the point's launch or with an error.
 
-    The reply is `broken` if the context is lost, so that this process must end.
+    The reply is `broken` if the GPU context is lost. This process must then end.
     """
     try:
         return Reply(launch=launch_of(request, spec))
@@ -115,10 +120,10 @@ def answer(request: Request, spec: DeviceSpec) -> Reply:
 
 
 def main() -> None:
-    """Answers requests for the names of kernels until the pipe closes.
+    """Identifies a kernel for each request until the pipe closes or the GPU context is lost.
 
-    torch is loaded while the first point is timed, but a context is created only at the first
-    request.
+    torch is loaded at once, while the worker times the first point. A GPU context is created only
+    at the first request.
     """
     import torch  # noqa: F401
 
@@ -129,7 +134,7 @@ def main() -> None:
         for request in requests:
             try:
                 spec = spec or current()
-            # For example, the worker may have exclusive use of the device.
+            # An error is possible here, for example if the worker has exclusive use of the device.
             except (QuantbenchError, RuntimeError) as error:
                 send(encode(Reply(failed=("error", str(error)), broken=True)))
                 return

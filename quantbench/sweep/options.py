@@ -1,4 +1,4 @@
-"""Defines the options of a sweep, and builds the plan of a sweep for a device."""
+"""Defines the options of a sweep, and builds a device's plan from them (`plan_sweep`)."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
@@ -20,25 +20,29 @@ from quantbench.workload import Attention, Gemm, Op
 
 @dataclass(frozen=True)
 class SweepOptions:
-    """Options of a sweep, which determine its plan on a device.
+    """Options of a sweep, from which `plan_sweep` builds the plan for a device.
 
-    One of dims, shapes, models and works is set.
+    Exactly one of dims, shapes, models and works is set, and selects what is measured.
 
     dims: axes as the user typed them, `hidden` or `hidden=1024:4096`.
-    shapes: (m, n, k, batch) of each GEMM to measure.
-    models: transformer shapes, of which all ops are measured, forward and backward.
-    works: workloads in the order in which they are measured.
-    export: options of `profile export` that write a planner's files from the works; "" for none.
+    held: sizes and options that no axis varies.
+    providers: names of providers, or of provider groups such as `torch`.
+    timing: options of the timer.
     budget_s: time for the whole sweep, in s; None for no limit.
-    limit_s: time after which a point counts as hanging, in s; None for a limit that follows from
-        its estimate.
-    points: maximum number of points to measure; 0 for all points. The points of the grid are
-        selected at random, each with all its ops.
+    limit_s: time after which a point counts as hanging, in s; None to derive it from the point's
+        estimate.
+    shapes: (m, n, k, batch) of each GEMM to measure.
+    models: transformer shapes; all their ops are measured, forward and backward.
+    works: workloads, in the order in which they are measured.
+    export: for `works`, the options with which `profile export` writes a planner's files from the
+        run; "" for none.
+    points: maximum number of points to measure; 0 for all points. Grid points are selected at
+        random, each with all its ops.
     refine: whether to bisect to every edge that the points of the plan show.
-    shard: part of the plan to measure, such as (2, 8) for the second of eight parts; () for the
-        whole plan.
-    tiles: tiles that user-defined providers declare, by the name of the provider. Edges are
-        predicted for them.
+    shard: (number, count) of the shard to measure, such as (2, 8) for the second of eight shards;
+        () for the whole plan.
+    tiles: tile that each user-defined provider declares, by provider name. The provider's edges are
+        predicted for this tile.
     """
 
     dims: tuple[str, ...]
@@ -81,6 +85,7 @@ class SweepOptions:
 
 
 def options_to_json(options: SweepOptions) -> dict[str, Any]:
+    """Encodes options for the file of a run (`run.json`)."""
     encoded: dict[str, Any] = encode(options)
     return encoded
 
@@ -96,11 +101,11 @@ def options_from_json(data: object) -> SweepOptions:
 def plan_sweep(
     options: SweepOptions, spec: DeviceSpec, done: Collection[str] = ()
 ) -> tuple[tuple[Axis, ...], Plan]:
-    """Returns the axes and the first plan of a sweep.
+    """Returns the axes of a sweep, and its plan limited to `points`, the shard and the budget.
 
-    The plan is limited to `points`, the shard and the budget of the options.
+    Groups beyond the budget stay in `Plan.left_out`. Bisection (`refine`) adds its points later.
 
-    done: keys of points that were measured before and are left out.
+    done: keys of points that were measured before; the plan leaves these points out.
     Raises InputError if the options have no valid plan.
     """
     axes, plan = whole_plan(options, spec)
@@ -116,17 +121,17 @@ def plan_sweep(
                 f"{part}/{parts}",
                 f"at most {len(plan.groups)} parts: sizes that stay together",
             )
-        # The shard is taken before the budget is applied, so that a resumed part has the same
-        # groups.
+        # The shard is taken before measured points and the budget change the groups, so that a
+        # resumed shard has the same groups.
         plan = replace(plan, groups=plan.groups[part - 1 :: parts])
     return axes, plan.without(done).within(options.budget_s)
 
 
 def whole_plan(options: SweepOptions, spec: DeviceSpec) -> tuple[tuple[Axis, ...], Plan]:
-    """Returns the axes with their edges, and the plan of all points.
+    """Returns the axes with their edges added, and the plan of all points.
 
-    The axes of a list of GEMMs are m, n, k and batch. The axis of transformer shapes and of other
-    workloads is `shape`, numbered from 1.
+    A list of GEMMs has the axes m, n, k and batch. A list of transformer shapes or of workloads has
+    one axis, `shape`, which numbers the list from 1.
     """
     held = with_defaults(options.held, spec, options.dims)
     providers = expand(options.providers)

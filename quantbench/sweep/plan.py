@@ -1,9 +1,11 @@
 """Selects the points of a sweep and their order, and estimates how long they take.
 
-Points that belong together, such as both sides of a predicted edge, form a group, and groups run
-from a coarse to a fine grid until the budget ends. The order is otherwise random, so that a drift
-of the device does not look like a trend along an axis; a reference point is repeated every few
-points to show the drift.
+Points that belong together form a group, such as both sides of a predicted edge (a size after which
+a GEMM needs more waves). Groups run from a coarse to a fine grid until the budget ends. The order
+is otherwise random, so that device drift does not look like a trend along an axis. A reference
+point is repeated every few points to measure the drift.
+
+`build_plan` plans a grid of axes, and `lay_out` plans any list of grid points.
 """
 
 from __future__ import annotations
@@ -26,34 +28,35 @@ from quantbench.timing.options import TimingOptions
 from quantbench.timing.rotation import COLD_L2_MULTIPLE
 from quantbench.workload import Gemm, GroupedGemm, Op, Workload
 
-# Bounds on the number of points between two repetitions of the reference point. In a short plan
-# this number is a third of the points: with the repetitions at the start and the end, there are
-# then four repetitions, which suffice to estimate their noise.
+# Bounds (3 and 10) on the number of points between two repetitions of the reference point. Between
+# the bounds, the number is a third of the plan's points. Including those at the start and the end,
+# there are then four repetitions, which suffice to estimate their noise.
 _REFERENCE_EVERY = range(3, 11)
 
-# Wall time of a point without its samples (inputs, name of the kernel) in s, and the usual number
-# of samples. On a CPU both come from real sweeps. On a GPU the wall time is twice that of two
-# warm-up windows.
+# Wall time of a point apart from its runs, in s, and the usual number of samples per point. The
+# wall time covers creating the inputs and identifying the kernel. On a CPU, both numbers come from
+# real sweeps. On a GPU, the wall time is twice that of two warm-up windows.
 _POINT_OVERHEAD_S = {"cuda": 0.20, "cpu": 0.06}
 _USUAL_SAMPLES = 40
-# Number of runs that are not samples: the first run, three runs that are checked, and one for the
-# warm-up.
+# Number of runs per point that are not samples: the first run, three checked runs and one warm-up
+# run.
 _OTHER_RUNS = 5
-# Cost of the checks (`quantbench.providers.audit`). The time of new inputs and random projections
-# is proportional to the bytes that the workload touches: 2.4 to 5.5 ns per byte for GEMMs of 0.5 to
-# 17 GFLOP in fp32 and bf16 on one core of a Xeon. On a GPU, conversions and projections count as
-# passes over the memory. Softmax and attention are also recomputed, which takes as long as this
-# many runs (4 to 6 and 4 to 12 on the same Xeon).
+# Cost of the correctness checks (`quantbench.providers.audit`). The time for new inputs and random
+# projections is proportional to the bytes that the workload reads and writes. On one Xeon core it
+# was 2.4 to 5.5 ns per byte, for GEMMs of 0.5 to 17 GFLOP in fp32 and bf16. On a GPU, conversions
+# and projections are counted as this many passes over the same bytes. The results of softmax and
+# attention are also recomputed, which takes as long as _CHECK_RUNS runs (on the same Xeon 4 to 6
+# for softmax, and 4 to 12 for attention).
 _CHECK_S_PER_BYTE_ON_CPU = 4e-9
 _CHECK_PASSES_ON_GPU = 50
 _CHECK_RUNS = {"softmax": 5, "attention": 8}
-# Bytes that are read before each sample to make the cache cold, relative to the size of the
+# Bytes that are read before each sample to make the cache cold, as a multiple of the size of the
 # last-level cache.
 _FLUSH_FACTOR = {"cuda": COLD_L2_MULTIPLE, "cpu": 3}
 
 
 def point_estimate_s(workload: Workload, timing: TimingOptions, spec: DeviceSpec) -> float:
-    """Estimates the wall time of a point in s, including its checks."""
+    """Estimates the wall time to measure one point, including its checks, in s."""
     run_s = sample_s = roofline_us(workload, spec) / 1e6
     if timing.cache == "cold":
         sample_s += copy_us(_FLUSH_FACTOR[spec.torch_kind] * spec.l2_bytes, spec) / 1e6
@@ -70,11 +73,12 @@ def point_estimate_s(workload: Workload, timing: TimingOptions, spec: DeviceSpec
 
 @dataclass(frozen=True)
 class PlanPoint:
-    """Planned measurement of one workload by one provider.
+    """Planned measurement of one workload with one provider.
 
-    places: all grid points that have this workload.
+    key: identifier of workload, provider and timing options, as in the records of the run.
+    places: positions in the grid, with their ops, that have this workload.
     estimate_s: expected wall time, in s.
-    named: whether its kernel is identified even if that takes long.
+    named: whether to identify the point's kernel even if identification takes long in this sweep.
     """
 
     key: str
@@ -87,13 +91,15 @@ class PlanPoint:
 
 @dataclass(frozen=True)
 class Group:
-    """Points that are measured together or not at all, in the order in which they run.
+    """Points that are planned together or not at all, in the order in which they run.
 
-    A group has all ops of one direction at a grid point, by all providers. Along the longest axis
-    it has both sides of a predicted edge.
+    In a grid, a group has neighbouring grid points along the longest axis, such as both sides of a
+    predicted edge. It has their ops of one direction, forward or backward, with all providers.
+    Without such grouping, a group is one grid point with all its ops.
 
-    rank: groups of a lower rank run first. First come the ends of the longest axis, then finer and
-        finer grids along it. All forward passes come before all backward passes.
+    rank: groups with a lower rank run first. In a grid, the smallest and the largest value of the
+        longest axis come first, then finer and finer grids between them. All forward ops come
+        before all backward ops.
     """
 
     points: tuple[PlanPoint, ...]
@@ -104,12 +110,11 @@ class Group:
 class Plan:
     """Groups in the order in which they run, and the reference point.
 
-    The reference is None if the plan has fewer than two GEMMs. Groups may share points. Each point
-    is measured once.
-
-    left_out: groups that are not expected to fit into the budget. They run after `groups` if time
-        is left.
-    impossible: the reason for each grid point that is left out as impossible.
+    groups: groups that are expected to fit into the budget. A point that several groups share is
+        measured once.
+    reference: point that is repeated to measure drift; None if the plan has fewer than two GEMMs.
+    left_out: groups that are not expected to fit. They run after `groups` if time is left.
+    impossible: reasons why grid points, or ops at grid points, are left out as impossible.
     """
 
     groups: tuple[Group, ...]
@@ -124,7 +129,7 @@ class Plan:
 
     @property
     def total(self) -> int:
-        """Number of points of all groups, including left_out."""
+        """Number of distinct points in all groups, including `left_out`."""
         return len(_points_in((*self.groups, *self.left_out)))
 
     @property
@@ -134,7 +139,7 @@ class Plan:
 
     @property
     def estimate_s(self) -> float:
-        """Expected wall time of the points and of the repetitions of the reference point, in s."""
+        """Expected wall time in s, including the repetitions of the reference point."""
         total = sum(point.estimate_s for point in self.points)
         if self.reference is not None:
             total += self.reference.estimate_s * (1 + len(self.points) // self.reference_every)
@@ -146,9 +151,11 @@ class Plan:
         return replace(self, groups=groups, left_out=_without(self.left_out, done))
 
     def within(self, budget_s: float | None) -> Plan:
-        """Returns the plan with the groups that fit into the budget. The others become left_out.
+        """Returns the plan with the groups that fit into the budget.
 
-        budget_s: time for the plan, in s. With None, all groups fit.
+        The remaining groups become `left_out`.
+
+        budget_s: time for the plan, in s; None for no limit.
         """
         every = (*self.groups, *self.left_out)
         if budget_s is None:
@@ -163,7 +170,7 @@ class Plan:
 def reference_every(points: int) -> int:
     """Returns the number of points between two repetitions of the reference point.
 
-    points: number of points of the plan.
+    points: number of points in the plan.
     """
     return min(max(points // 3, _REFERENCE_EVERY[0]), _REFERENCE_EVERY[-1])
 
@@ -175,10 +182,7 @@ def _points_in(groups: Iterable[Group]) -> tuple[PlanPoint, ...]:
 
 
 def _without(groups: Iterable[Group], done: Collection[str]) -> tuple[Group, ...]:
-    """Returns the groups without the points whose keys are in `done`.
-
-    Groups without other points are dropped.
-    """
+    """Returns the groups without the points whose keys are in `done`, and without empty groups."""
     found = []
     for group in groups:
         left = tuple(point for point in group.points if point.key not in done)
@@ -188,9 +192,10 @@ def _without(groups: Iterable[Group], done: Collection[str]) -> tuple[Group, ...
 
 
 def num_fitting(groups: Sequence[Group], budget: float, cost: Callable[[PlanPoint], float]) -> int:
-    """Returns how many of the first groups together cost no more than the budget, at least one.
+    """Returns how many groups, counted from the first, fit into the budget; at least one.
 
-    A point that several groups share counts once.
+    budget: largest total cost of the groups' points. A point that several groups share counts once.
+    cost: function that returns the cost of a point, in the unit of `budget`.
     """
     keys: set[str] = set()
     for number, group in enumerate(groups):
@@ -205,9 +210,9 @@ def num_fitting(groups: Sequence[Group], budget: float, cost: Callable[[PlanPoin
 class GridPoint:
     """One point of the grid, with its ops.
 
-    rank: rank of the group to which the grid point belongs.
-    group: identifier of the grid points that are measured together; None if the grid point is its
-        own group.
+    axes: value on each axis, by `Axis.field`.
+    rank: rank of the group that contains the grid point.
+    group: identifier of this group; None if the grid point is a group alone.
     named: as in `PlanPoint`.
     """
 
@@ -226,12 +231,12 @@ def build_plan(
     spec: DeviceSpec,
     tiles: Sequence[Tile | None] | None = (None,),
 ) -> Plan:
-    """Builds the plan of a sweep over a grid of axes.
+    """Builds the plan for a sweep over a grid.
 
     axes: axes with their edges added.
     held: values of all other sizes, with the defaults filled in.
-    tiles: tiles as in `predicted_edges`. Both sides of the edges predicted for them are in one
-        group. With None, each grid point is its own group.
+    tiles: tiles to predict edges for, as in `predicted_edges`. The two sides of a predicted edge
+        are in one group. With None, each grid point is a group alone.
 
     Raises InputError if no points remain.
     """
@@ -251,11 +256,11 @@ def _in_groups(
 ) -> list[GridPoint]:
     """Groups neighbouring points along the longest axis, and separates forward from backward ops.
 
-    The grouping is the same at all values of the other axes.
+    Returns two grid points for each given one: its forward ops and its backward ops. The grouping
+    along the longest axis is the same at all values of the other axes.
     """
     longest = max(axes, key=lambda axis: len(axis.values)).field
-    # The first grid point at each value of the longest axis represents all grid points at this
-    # value.
+    # At each value of the longest axis, the first grid point represents all grid points.
     ops_of = {place.axes[longest]: place.ops for place in reversed(grid)}
     values = sorted(ops_of)
     jumps = [predicted_jump(ops_of[a], ops_of[b], spec, tiles) for a, b in pairwise(values)]
@@ -263,8 +268,8 @@ def _in_groups(
     for number, (indices, rank) in enumerate(neighbour_groups(jumps)):
         for i in indices:
             group_of[values[i]] = (number, rank)
-    # If the identification of kernels takes long, it is limited to every second value and to the
-    # values at edges.
+    # If the identification of kernels takes long, only the kernels at every second value and at
+    # edges are identified.
     at_edges = edge_indices(jumps)
     named = {value for i, value in enumerate(values) if i % 2 == 0 or i in at_edges}
     found = []
@@ -288,13 +293,13 @@ def lay_out(
     *,
     impossible: tuple[str, ...] = (),
 ) -> Plan:
-    """Builds the plan of a list of grid points.
+    """Builds the plan for a list of grid points.
 
-    The plan has one point for each op and each provider that runs the op, without duplicates.
-    Groups are shuffled within their rank.
+    The plan has one point for each op and each provider that runs the op, without duplicates. The
+    groups are sorted by rank, and shuffled within a rank.
 
-    impossible: the reason for each grid point that was left out.
-    Raises InputError if there are no points.
+    impossible: as in `Plan`.
+    Raises InputError if no provider runs any of the ops.
     """
     points: dict[str, PlanPoint] = {}
     members: dict[Hashable, list[list[str]]] = {}
@@ -349,11 +354,11 @@ def _points_of(
 
 
 def _reference(points: Sequence[PlanPoint]) -> PlanPoint | None:
-    """Returns the GEMM with the median expected time; None if there are fewer than two GEMMs.
+    """Returns the GEMM point with the median expected time; None if there are fewer than two GEMMs.
 
-    A GEMM of median time is long enough to have little noise, and short enough to be repeated. Of
-    grouped GEMMs, only those of the first provider are considered, because another provider may not
-    run on the device.
+    A GEMM of median time is long enough to have little noise, and short enough to be repeated.
+    Among grouped GEMMs, only those with the first provider are considered, because another provider
+    may not run on the device.
     """
     gemms = [point for point in points if isinstance(point.workload, Gemm)]
     grouped = [point for point in points if isinstance(point.workload, GroupedGemm)]

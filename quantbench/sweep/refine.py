@@ -1,6 +1,8 @@
-"""Bisects the gaps of a coarse sweep to the edges in them, and selects the points that this needs.
+"""Finds the exact edges between the sizes of a coarse sweep by bisection (`--refine`).
 
-An edge in a gap of g sizes takes log2(g) points.
+A gap is a pair of neighbouring measured sizes between which the time jumps. `Refine` bisects all
+gaps, and returns the points that the sweep must measure next. To find one edge in a gap of g sizes,
+about log2(g) points are measured.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,10 +19,10 @@ from quantbench.sweep.axes import Axis, with_defaults
 from quantbench.sweep.options import SweepOptions
 from quantbench.sweep.plan import PlanPoint, build_plan
 
-# An interval that is bisected has two halves. The half with the larger jump is always searched. The
-# other half is searched too if its jump is at least _SMALLEST_JUMP (log time), at least
-# _SURE_ERRORS standard errors of the difference of two log times, and at least _LEAST_SHARE of the
-# jump over both halves.
+# A bisection step divides an interval into two halves. The half with the larger jump is always
+# searched. The other half is searched too if its jump reaches three limits: _SMALLEST_JUMP (in log
+# time), _SURE_ERRORS standard errors of a difference between two log times, and the fraction
+# _LEAST_SHARE of the jump over the whole interval.
 _SMALLEST_JUMP = 0.02
 _SURE_ERRORS = 3.0
 _LEAST_SHARE = 0.25
@@ -32,10 +34,10 @@ class Gap:
 
     low, high: the two sizes.
     low_us, high_us: median times at these sizes, in µs.
-    elasticity: d log time / d log size without a step.
+    elasticity: d log time / d log size of the trend without a jump.
     noise: standard error of a log time.
-    grain: only multiples of this number are measured, because misaligned rows are slow for another
-        reason.
+    grain: only multiples of this number are measured, because sizes in between are slow for another
+        reason: misaligned matrix rows.
     """
 
     low: int
@@ -61,9 +63,11 @@ class Gap:
 
 @dataclass(frozen=True)
 class Edge:
-    """A jump of the time by the factor `ratio` between two sizes.
+    """A jump of the time between two sizes.
 
-    exact: whether no multiple of the grain lies between the sizes.
+    low, high: the two sizes.
+    ratio: factor by which the time grows beyond the trend.
+    exact: whether no multiple of the gap's grain lies between the sizes.
     """
 
     low: int
@@ -72,21 +76,22 @@ class Edge:
     exact: bool
 
 
-#: function that maps a size to its samples in µs, to () if it cannot be measured, and to None if it
+#: function that returns the samples at a size, in µs: () if the size cannot be measured, None if it
 #: was not measured yet
 SamplesOf = Callable[[int], Sequence[float] | None]
 
 
 def bisect(gap: Gap, samples_of: SamplesOf) -> tuple[int | None, tuple[Edge, ...]]:
-    """Bisects a gap as far as it was measured.
+    """Bisects a gap as far as the measured sizes allow.
 
-    Returns the size to measure next (None if every edge is found) and the edges so far, in order of
-    size. An interval whose middle cannot be measured, or was not measured yet, is an inexact edge.
+    Returns the size to measure next (None if every edge is found), and the edges so far in
+    ascending order. If the middle of an interval cannot be measured, or was not measured yet, the
+    whole interval is returned as an inexact edge.
     """
     times_us = {gap.low: gap.low_us, gap.high: gap.high_us}
 
     def jump(low: int, high: int) -> float:
-        """Returns the rise of the log time from low to high beyond the growth without a step."""
+        """Returns by how much the log time rises from low to high beyond the trend."""
         return log(times_us[high] / times_us[low]) - gap.elasticity * log(high / low)
 
     wanted = None
@@ -106,8 +111,8 @@ def bisect(gap: Gap, samples_of: SamplesOf) -> tuple[int | None, tuple[Edge, ...
             found.append((low, high))
             continue
         times_us[size] = typical_us(samples_us)
-        # The jump over both halves may go up or down. The jump over each half is counted in this
-        # direction.
+        # The jump over the whole interval may go up or down. The jump over each half is positive if
+        # it goes in the same direction.
         whole = jump(low, high)
         sign = 1 if whole > 0 else -1
         lower = sign * jump(low, size)
@@ -126,10 +131,11 @@ def bisect(gap: Gap, samples_of: SamplesOf) -> tuple[int | None, tuple[Edge, ...
 
 @dataclass(frozen=True)
 class AxisGap:
-    """A gap of one op and provider along `axis`.
+    """A gap of one op and provider along an axis.
 
     axis: name of the axis, as in `Place`.
-    held: values of the other axes.
+    held: values on the other axes, by name.
+    op: label of the op, as in `Place`.
     """
 
     gap: Gap
@@ -143,12 +149,13 @@ class AxisGap:
 class Refine:
     """Selects the next points of a sweep with --refine.
 
-    All edges of the plan are bisected at the same time. Each call repeats the bisection from the
-    records alone, so that a stopped sweep can be resumed.
+    The sweep calls the object again and again with all records so far. All gaps are bisected at the
+    same time. Each call repeats the bisection from the records alone, so that a stopped sweep can
+    be resumed.
 
     axes: axes with the values of the coarse sweep.
-    find: function that returns, from the records of the coarse sweep, the gaps with a jump, the
-        largest first. It is injected, because `quantbench.analysis` is a layer above.
+    find: function that finds the gaps in the records of the coarse sweep, the largest jump first.
+        It is injected, because `quantbench.analysis` is a higher layer.
     """
 
     options: SweepOptions
@@ -158,7 +165,7 @@ class Refine:
     _gaps: tuple[AxisGap, ...] | None = None
 
     def __call__(self, records: Sequence[Record]) -> Sequence[PlanPoint]:
-        """Returns the next point of each gap in which edges are still searched."""
+        """Returns the next point to measure in each gap that still needs one."""
         found = []
         for gap, wanted, _ in self._searches(records):
             if wanted is not None and (point := self._point(gap, wanted)):
@@ -166,7 +173,7 @@ class Refine:
         return found
 
     def edges(self, records: Sequence[Record]) -> tuple[tuple[AxisGap, Edge], ...]:
-        """Returns every edge with its gap, as exact as the records allow."""
+        """Returns every edge with its gap, located as exactly as the records allow."""
         found = []
         for gap, _, edges in self._searches(records):
             found += [(gap, edge) for edge in edges]
@@ -175,7 +182,7 @@ class Refine:
     def _searches(
         self, records: Sequence[Record]
     ) -> list[tuple[AxisGap, int | None, tuple[Edge, ...]]]:
-        """Returns, for each gap, the size to measure next and the edges so far."""
+        """Returns each gap with the result of `bisect`: the size to measure next and the edges."""
         if self._gaps is None:
             self._gaps = tuple(self.find(list(filter(self._is_coarse, records))))
         outcomes = {}
@@ -195,7 +202,7 @@ class Refine:
         return [(gap, *bisect(gap.gap, partial(samples_of, gap))) for gap in self._gaps]
 
     def _is_coarse(self, record: Record) -> bool:
-        """Returns whether a record belongs to the coarse sweep or to a reference point."""
+        """Returns whether a record is that of a coarse grid point or of a reference point."""
         values = {axis.field: axis.values for axis in self.axes}
 
         def inside(place: Place) -> bool:
@@ -204,7 +211,7 @@ class Refine:
         return record.role != "point" or any(map(inside, record.places))
 
     def _point(self, gap: AxisGap, size: int) -> PlanPoint | None:
-        """Returns the point of a gap at this size; None if it is impossible."""
+        """Returns the point that measures a gap's op at `size`; None if the size is impossible."""
         held = with_defaults(self.options.held, self.spec, self.options.dims)
         providers = [name for name in expand(self.options.providers) if name == gap.provider]
         at = {**gap.held, gap.axis: size}

@@ -1,8 +1,8 @@
 """Runs the loop of a sweep: measures each missing point in a worker and stores a graded record.
 
-The loop repeats the reference point to measure drift, and it keeps to the budget. Workers, writer,
-clock and progress are injected, so that resuming, drift, crashes and budgets are tested without a
-device.
+The entry point is `Sweep.run`. The loop repeats the reference point to measure drift, and it keeps
+to the time budget. Workers, writer, clock and progress are injected, so that tests of resuming,
+drift, crashes and budgets need no device.
 """
 
 from collections import Counter
@@ -23,22 +23,24 @@ from quantbench.timing.grade import NO_CHECK, Drift, drift_of, grade
 from quantbench.timing.options import TimingOptions
 from quantbench.workload import Workload
 
-# A worker counts as hanging after _LIMIT_FACTOR times the estimate of the point, but not before
-# _LIMIT_FLOOR_S.
+# A worker counts as hanging after _LIMIT_FACTOR times the point's estimated time, but not before
+# _LIMIT_FLOOR_S seconds.
 _LIMIT_FACTOR = 20
 _LIMIT_FLOOR_S = 60.0
-# The sweep fails if this many workers in a row are lost.
+# The sweep fails if this many points in a row lose their worker (crash or timeout).
 _MAX_LOST_IN_A_ROW = 5
-# After this many times the budget, the point in progress is ended and left for --resume.
+# Multiple of the budget at which the point in progress is stopped. It remains for --resume.
 _HARD_STOP = 1.2
-# Fraction of the budget for the groups of the plan if points of `more` follow.
+# Fraction of the budget for the plan's groups if `Sweep.more` adds points after them.
 _SHARE_OF_THE_PLAN = 0.6
-# If the identification of kernels takes more than this fraction of the time of warm-up and sampling
-# (median over the points so far), only the kernels of points with `PlanPoint.named` are identified.
+# Limit on the time to identify a kernel, as a fraction of the time for warm-up and sampling. If the
+# median over the points so far exceeds the limit, only kernels of points with `PlanPoint.named` are
+# identified.
 _MOST_NAMING = 0.5
-# Minimum number of points for this median. The first points also start the profiler.
+# Minimum number of points for this median. The first point also starts the profiler.
 _NAMING_POINTS = 5
-# Seconds added to both the elapsed and the estimated time, so that the pace starts near 1.
+# Time in s added to both the elapsed and the estimated time, so that their ratio, the pace, starts
+# near 1.
 _ESTIMATE_WEIGHS_S = 0.1
 
 
@@ -46,12 +48,14 @@ _ESTIMATE_WEIGHS_S = 0.1
 class Progress:
     """Progress of a sweep, for the callback `on_progress`.
 
-    The callback is called after each point, and a few times a second in between.
+    The callback is called before and after each point, and a few times a second in between.
 
-    total, done: number of points of the sweep, and of those that are done.
-    current: what is being measured.
-    elapsed_s, left_s: time so far and expected time left, in s.
-    measured, skipped, failed: number of points by their outcome.
+    total: number of points to measure.
+    done: number of these points with an outcome.
+    current: provider and workload of the point in progress.
+    elapsed_s: time so far, in s.
+    left_s: expected time left, in s; None before the first estimate.
+    measured, skipped, failed: number of points by outcome.
     """
 
     total: int
@@ -68,41 +72,44 @@ class Progress:
 class Finished:
     """How a sweep ended.
 
-    how: `complete` (no point of the plan is missing), `budget` (the time ran out) or `failed` (no
-        worker can be started or kept, or none can use the device).
-    reason: why the sweep failed, else "".
+    how: `complete` (no point of the plan is missing), `budget` (the time ran out) or `failed` (a
+        worker cannot use the device, or too many workers in a row were lost).
+    reason: why the sweep failed; "" if it did not fail.
     """
 
     how: str
     reason: str = ""
 
 
-#: function that returns, from all records of the run so far, the points to measure next, such as
-#: `refine.Refine`; when it returns no points, the sweep continues with the rest of its plan
+#: function that returns the points to measure next from all records of the run so far, such as
+#: `refine.Refine`. When it returns no new points, the sweep continues with the rest of its plan.
 NextPoints = Callable[[Sequence[Record]], Sequence[PlanPoint]]
 
 
 class _OutOfTimeError(Exception):
-    """The budget is spent."""
+    """The time budget is spent."""
 
 
 class _NoWorkerError(Exception):
-    """No worker can be started or kept."""
+    """A worker cannot use the device, or too many workers in a row were lost."""
 
 
 @dataclass(frozen=True)
 class SweepJob:
-    """What a sweep measures on one device: the points of a plan that are not in `done`.
+    """Points for a sweep to measure on one device, with its time limits.
 
-    budget_s: wall time in s since the first answer of the worker, so that the start of the worker
-        is not counted; None for no limit. A group runs if it is expected to end in time; at least
-        one group runs. The point in progress at 1.2 times the budget is ended.
-    limit_s: time after which a point counts as hanging, in s; None to derive it from the estimate.
-    first_reference: first measurement of the reference point in the run, if the run is resumed.
-    interpreter: whether Triton's kernels run in its interpreter, which makes their times
+    done: keys of points that are already measured; the sweep measures the other points of the plan.
+    budget_s: wall time for the sweep, in s; None for no limit. The time starts with the worker's
+        first reply, so that the start of the worker is not counted. A group runs if it is expected
+        to end in time. At least one group runs. At 1.2 times the budget, the point in progress is
+        stopped.
+    limit_s: time after which a point counts as hanging, in s; None to derive it from the point's
+        estimate.
+    first_reference: first measurement of the reference point in a resumed run; None in a new run.
+    interpreter: whether Triton kernels run in Triton's interpreter, which makes their times
         meaningless.
-    more_references: points that are measured together with the reference point at the beginning and
-        the end, to compare devices.
+    more_references: further reference points, which are measured only at the start and the end.
+        They serve to compare devices.
     """
 
     plan: Plan
@@ -119,17 +126,17 @@ class SweepJob:
 
 @dataclass
 class Sweep:
-    """Runs a job: first the plan, then the points of `more`, then the rest of the plan.
+    """Runs a job: first the plan, then the points that `more` returns, then the rest of the plan.
 
-    With `more`, the plan before its points gets 60 % of the budget.
+    If `more` is given, the plan may use only 60 % of the budget before the points from `more`.
 
     connect: function that starts a worker.
-    append: function that stores a record. The record of a point may be stored again, with a lower
+    append: function that stores a record. The record of a point may be stored again with a lower
         grade.
-    clock: function that reads the time, in s.
-    more: function that returns the points to measure next, from all records so far.
-    records: records of the run so far, which are passed to `more`. The sweep appends its own.
-    phases_s: total duration of each phase in s, by its name.
+    clock: function that returns the time, in s.
+    more: function that returns further points to measure from all records so far.
+    records: records of the run so far. The sweep appends its records to this list.
+    phases_s: total duration of each phase in s, by phase name.
     """
 
     job: SweepJob
@@ -158,7 +165,7 @@ class Sweep:
         self._since_reference: list[int] = []
 
     def run(self) -> Finished:
-        """Measures the missing points and ends the worker in any case, including Ctrl-C."""
+        """Measures the missing points. Always ends the worker, even after Ctrl-C."""
         left_over = False
         try:
             for group in self._groups():
@@ -177,7 +184,7 @@ class Sweep:
         return Finished("budget" if left_over else "complete")
 
     def _groups(self) -> Iterator[Group]:
-        """Yields the groups of the plan, then the points of `more`.
+        """Yields the plan's groups, then each point from `more` as a group.
 
         The rest of the plan follows if time is left.
         """
@@ -196,8 +203,10 @@ class Sweep:
     def _in_time(self, share: float) -> Iterator[Group]:
         """Yields the missing groups of the plan that fit into a fraction of the budget.
 
-        A group that does not fit is skipped, and a later, shorter group may still be yielded. At
-        least one group per sweep is yielded.
+        A group that does not fit is skipped, and a later, shorter group may still be yielded. The
+        sweep's first group is always yielded, so that at least one group runs.
+
+        share: fraction of the budget, 0 to 1.
         """
         for group in self._missing():
             self._begin()
@@ -205,42 +214,45 @@ class Sweep:
                 yield group
 
     def _expected_in_s(self, points: Sequence[PlanPoint]) -> float:
-        """Returns the expected time of those of the points that are still missing, in s.
+        """Returns the expected time for the given points that are not measured yet, in s.
 
-        The expected time is the sum of their estimates, multiplied by the pace so far.
+        The expected time is the sum of these points' estimates, multiplied by the pace.
         """
         estimate_s = sum(point.estimate_s for point in points if point.key not in self._seen)
         return estimate_s * self._pace
 
     @property
     def _pace(self) -> float:
-        """Ratio of elapsed to estimated time of the points measured so far."""
+        """Ratio of elapsed to estimated time for the points measured so far."""
         return (_ESTIMATE_WEIGHS_S + self._elapsed_s()) / (_ESTIMATE_WEIGHS_S + self._expected_s)
 
     def _missing(self) -> list[Group]:
-        """Returns the groups of the plan that have a missing point, in their order."""
+        """Returns the groups of the plan that have a missing point, in the plan's order."""
         plan = self.job.plan.without(self._seen)
         return [*plan.groups, *plan.left_out]
 
     def _set_remaining(self, points: Sequence[PlanPoint]) -> None:
-        """Sets the points that the progress counts as still to come."""
+        """Sets the remaining points in the progress: the points that are not measured yet."""
         ahead = {point.key: point.estimate_s for point in points if point.key not in self._seen}
         self._remaining_s = sum(ahead.values())
         self._progress.total = self._progress.done + len(ahead)
 
     def _begin(self) -> None:
-        """Measures the reference points before the first point. Their times set the pace."""
+        """Measures the reference points once, before the first point. Their times set the pace."""
         if not self._begun:
             self._begun = True
             self._measure_references()
 
     def _measure_references(self) -> None:
-        """Measures the reference point of the plan and `more_references`."""
+        """Measures the plan's reference point and `more_references`."""
         for point in filter(None, (self.job.plan.reference, *self.job.more_references)):
             self._measure_reference(point)
 
     def _measure(self, point: PlanPoint) -> None:
-        """Measures one point, stores its record and updates the progress."""
+        """Measures one point, stores its record and updates the progress.
+
+        Repeats the reference point first if it is due.
+        """
         done = self._progress.done
         reference = self.job.plan.reference
         if reference is not None and done and done % self.job.plan.reference_every == 0:
@@ -269,7 +281,7 @@ class Sweep:
     def _measure_reference(self, point: PlanPoint) -> None:
         """Measures a reference point.
 
-        For the reference point of the plan, the change since its first measurement becomes the
+        If it is the plan's reference point, the change since its first measurement becomes the
         drift that grades use.
         """
         self._progress.current = f"reference {point.workload}"
@@ -281,7 +293,7 @@ class Sweep:
         self._append(point, self._outcome(reply, point), reply, role="reference")
 
     def _grade_again(self) -> None:
-        """Lowers grades since the last reference measurement if the reference point has drifted."""
+        """Lowers the grades of points since the last reference measurement if there is drift."""
         if self._drift is not None and self._drift.off:
             for index in self._since_reference:
                 self._lower_grade(index)
@@ -302,12 +314,12 @@ class Sweep:
     def _ask(self, point: PlanPoint, *, name: bool = False) -> Reply:
         """Sends a point to the worker and returns the reply.
 
-        The worker is started if there is none.
+        Starts a worker if none is running.
 
         name: whether to identify the kernel.
         """
         # The kernel of the first request is always identified, which also starts the profiler. The
-        # time of the budget begins only after that request.
+        # budget's time starts only after that request.
         request = Request(point.workload, point.provider, name or not self._ready)
         limit_s = self.job.limit_s or max(_LIMIT_FLOOR_S, _LIMIT_FACTOR * point.estimate_s)
         if self.job.spec.kind == "cuda":
@@ -327,7 +339,7 @@ class Sweep:
                 raise _OutOfTimeError from None  # the point has no outcome and is left for --resume
             self._lost_in_a_row += 1
             return Reply(failed=(lost.kind, lost.message))
-        # The worker cannot use the device, which is not the fault of the point.
+        # The worker cannot use the device, whatever the point, so the sweep ends.
         except MeasurementError as refused:
             raise _NoWorkerError(str(refused)) from None
         self._lost_in_a_row = 0
@@ -345,7 +357,7 @@ class Sweep:
         return reply
 
     def _outcome(self, reply: Reply, point: PlanPoint) -> Outcome:
-        """Returns the outcome of a point, with the grade if it was measured."""
+        """Converts a worker's reply to the outcome of a point, graded if it was measured."""
         if reply.measurement is not None:
             measured = reply.measurement
             checked = reply.checked is not None
@@ -373,7 +385,10 @@ class Sweep:
         )
 
     def _append(self, point: PlanPoint, outcome: Outcome, reply: Reply, *, role: str) -> None:
-        """Stores the record of a point or of a reference point."""
+        """Stores the record of a point or reference point.
+
+        role: `point` or `reference`.
+        """
         record = Record(
             run_id=self.job.run_id,
             key=point.key,
@@ -395,8 +410,8 @@ class Sweep:
     def _tick(self) -> None:
         """Reports the progress.
 
-        The time left is the estimate of the remaining points, with their reference points,
-        multiplied by the pace so far.
+        The time left is the estimated time of the remaining points and of their reference
+        repetitions, multiplied by the pace, and at most what is left of the budget.
         """
         progress = self._progress
         reference = self.job.plan.reference
@@ -409,13 +424,15 @@ class Sweep:
         self.on_progress(progress)
 
     def _elapsed_s(self) -> float:
+        """Returns the time since the worker's first reply, in s."""
         return self.clock() - self._start_s
 
     def _left_s(self, share: float = 1.0) -> float:
-        """Returns the time until a fraction of the budget is spent, in s."""
+        """Returns the time until the fraction `share` of the budget is spent, in s."""
         return inf if self.job.budget_s is None else share * self.job.budget_s - self._elapsed_s()
 
     def _end_worker(self) -> None:
+        """Ends the worker, if one is running. The next point starts a new worker."""
         if self._worker is not None:
             self._worker.close()
             self._worker = None

@@ -1,4 +1,7 @@
-"""Runs a sweep on one device from start to end, as a new run or as the rest of an old run."""
+"""Runs a sweep on one device from its options to a finished run folder (`SweepSession`).
+
+A session either starts a new run or resumes an unfinished run.
+"""
 
 from __future__ import annotations
 
@@ -29,15 +32,14 @@ Connect = Callable[[], WorkerClient]
 
 
 class SweepSession:
-    """A sweep into one run folder.
+    """A sweep that writes its records to one run folder.
 
-    A session is created by `new` or `resume` and used as a context manager.
+    `new` or `resume` creates a session, which is used as a context manager.
 
-    worker: worker that identified the device. It is also the first worker that measures.
+    worker: running worker, whose `hello` describes the device. It is also the first to measure.
     connect: function that starts another worker.
-    options: options of the sweep.
     plan: plan of the missing points.
-    writer: writer of the run folder.
+    writer: writer for the run folder.
     """
 
     def __init__(
@@ -63,12 +65,12 @@ class SweepSession:
     def new(
         cls, make_options: Callable[[DeviceSpec], SweepOptions], results: Path, connect: Connect
     ) -> SweepSession:
-        """Starts a worker, builds the plan for its device and creates the folder of the run.
+        """Starts a worker, builds the plan for its device and creates the run folder.
 
-        The folder is under `results`.
-
-        make_options: function that returns the options for a device, because the default dtype and
-            budget depend on the device.
+        make_options: function that returns the options for a device. The default dtype and budget
+            depend on the device, which only the worker knows.
+        results: folder of all runs, in which the run folder is created.
+        connect: function that starts a worker.
         """
         worker = connect()
         try:
@@ -85,13 +87,14 @@ class SweepSession:
 
     @classmethod
     def resume(cls, folder: Path, connect: Connect, budget_s: float | None = None) -> SweepSession:
-        """Reopens a run to measure its missing points.
+        """Reopens a run to measure its missing points with the run's options.
 
-        The options are those of the run, and the device must be the same.
+        Points that have failed once are measured again.
 
-        budget_s: time for this session in s, whatever earlier sessions took; None for all points of
-            the plan.
-        Raises StoreError if the folder cannot be resumed or the device is another one.
+        connect: function that starts a worker.
+        budget_s: time for this session in s, regardless of earlier sessions; None for no limit.
+        Raises StoreError if the folder cannot be resumed, or if the device has another name than
+        the run's device.
         """
         options = resumed_options(folder, budget_s)
         writer, run = RunWriter.resume(folder)
@@ -120,21 +123,21 @@ class SweepSession:
 
     @property
     def interpreted(self) -> bool:
-        """Whether Triton's interpreter runs some of the points.
+        """Whether Triton's interpreter may run some of the points.
 
-        Their times are not those of a kernel.
+        Times in the interpreter are not kernel times.
         """
         providers = {point.provider.partition(".")[0] for point in self.plan.points}
         return interpreter_runs() and providers != {"torch"}
 
     @property
     def num_records(self) -> int:
-        """Number of records in the folder. A new run without records leaves no folder."""
+        """Number of records in the run folder. `close` removes a new folder without records."""
         return self._writer.count
 
     @property
     def done(self) -> frozenset[str]:
-        """Keys of the points that have been measured."""
+        """Keys of the points that have an outcome: measured, skipped, or failed."""
         return point_keys(self._records)
 
     def run(
@@ -143,11 +146,13 @@ class SweepSession:
         clock: Callable[[], float] = time.monotonic,
         more: NextPoints | None = None,
     ) -> Finished:
-        """Measures the missing points and records how the sweep ended.
+        """Measures the missing points, and writes to the run folder how the sweep ended.
 
-        The end is also recorded after an error or Ctrl-C, which is raised again.
+        After an error or Ctrl-C, the run is marked as interrupted and the exception is raised
+        again.
 
-        more: function that selects points beyond the plan, such as a bisection to its edges.
+        clock: function that returns the time, in s.
+        more: function that selects points beyond the plan, such as `refine.Refine`.
         """
         job = SweepJob(
             self.plan,
@@ -182,7 +187,10 @@ class SweepSession:
         return self.finished
 
     def close(self) -> None:
-        """Releases the folder, removes it if it is new and empty, and closes an unused worker."""
+        """Releases the run folder, and ends the first worker if it is unused.
+
+        A new folder without records is removed.
+        """
         self._writer.remove_if_empty()
         self._writer.close()
         if self._worker is not None:
@@ -205,12 +213,12 @@ class SweepSession:
 
 
 def interpreter_runs() -> bool:
-    """Returns whether Triton's kernels run in its interpreter."""
+    """Returns whether Triton kernels run in Triton's interpreter."""
     return relevant_environment().get("TRITON_INTERPRET") == "1"
 
 
 def point_keys(records: Iterable[Record]) -> frozenset[str]:
-    """Returns the keys of the records that are points (not reference points)."""
+    """Returns the keys of all points in the records, without reference points."""
     return frozenset(record.key for record in records if record.role == "point")
 
 
@@ -219,8 +227,8 @@ def new_run_info(
 ) -> RunInfo:
     """Builds the `RunInfo` of a sweep that starts now.
 
-    The id of the run is its time and axes, such as `2026-11-20T134500-hidden`. A number is added if
-    `results` has a run of that name.
+    The run id consists of the UTC time and the axes, such as `2026-11-20T134500-hidden`. A number
+    is appended if the device already has a run of that name.
 
     axes: axes with the values to measure.
     results: folder of all runs.
@@ -243,10 +251,10 @@ def new_run_info(
 
 
 def resumed_options(folder: Path, budget_s: float | None) -> SweepOptions:
-    """Reads the options of a run that is resumed, and replaces their budget.
+    """Reads the options of a run to resume, and replaces their budget.
 
-    Raises StoreError for a run without a plan: one that was imported, simulated, or merged from
-    runs of different plans.
+    Raises StoreError for a run without a single plan: if the run was imported or simulated, or
+    merged from runs of different plans.
     """
     info = read_run_info(folder)
     if info.origin != "measured":
@@ -266,9 +274,10 @@ def resumed_options(folder: Path, budget_s: float | None) -> SweepOptions:
 
 
 def records_to_keep(run: Run) -> tuple[Record, ...]:
-    """Returns the records of a resumed run, without those of points that have failed once.
+    """Returns the records of a run that a resumed sweep keeps.
 
-    These points are tried again.
+    The record of a point that has failed once is not kept, so that the point is measured again. The
+    record of a point that has failed twice is kept.
     """
 
     def keep(record: Record) -> bool:

@@ -1,7 +1,7 @@
-"""Reads the shape files of a sweep, and writes those of transformer shapes.
+"""Reads the shape files of `sweep --shapes`, and writes those with transformer shapes.
 
-GEMM sizes are in CSV files. Transformer shapes and their predicted gains are in JSON files (format
-version 1).
+A CSV file has GEMM sizes (`read_shapes`). A JSON file, format version 1, has transformer shapes
+with their predicted gains (`read_shape_file`).
 """
 
 import csv
@@ -20,7 +20,7 @@ from quantbench.workload import TransformerShape
 
 _SHAPES_FORMAT = "quantbench-shapes"
 _SHAPES_VERSION = 1
-#: suffix of the name of a file of transformer shapes; any other file is CSV
+#: suffix of a file name with transformer shapes; any other file is CSV
 SUFFIX = ".json"
 
 _WHO = "--shapes"
@@ -33,12 +33,12 @@ _MOST_NAME = 200
 
 @dataclass(frozen=True)
 class Gain:
-    """Relative increase of the tokens per second over the first shape in the file.
+    """Throughput gain over the first shape in the file, as a ratio minus 1.
 
-    The tokens per second are multiplied by the useful parameters of each shape, so that shapes with
-    more parameters are not at a disadvantage. The increase is the ratio minus 1.
+    Throughput is tokens per second times the shape's useful parameters, so that shapes with more
+    parameters are not at a disadvantage.
 
-    mid: estimate of the increase.
+    mid: estimate of the gain.
     low, high: bounds of its interval (90 % if predicted, 95 % if measured).
     """
 
@@ -111,9 +111,9 @@ def read_shape_file(path: Path) -> tuple[NamedShape, ...]:
 
 
 def named_shapes(data: object) -> tuple[NamedShape, ...]:
-    """Decodes the list of shapes in a file or in the options of a run.
+    """Decodes the list of shapes from a file or from the options of a run.
 
-    Raises InputError if it is malformed.
+    Raises InputError if the list is malformed.
     """
     if not isinstance(data, list | tuple) or not 1 <= len(data) <= _MOST_SHAPES:
         raise InputError("shapes", repr(data)[:60], f"a list of 1 to {_MOST_SHAPES} shapes")
@@ -127,7 +127,7 @@ def named_shapes(data: object) -> tuple[NamedShape, ...]:
 def _named_shape(data: object, who: str) -> NamedShape:
     """Decodes one shape.
 
-    who: shape to name in error messages.
+    who: name of the shape in error messages.
     """
     if not isinstance(data, dict):
         raise InputError(who, repr(data)[:60], "a JSON object")
@@ -141,7 +141,8 @@ def _named_shape(data: object, who: str) -> NamedShape:
 def read_shapes(path: Path, who: str = _WHO) -> tuple[tuple[int, int, int, int], ...]:
     """Reads (m, n, k, batch) from each row of a CSV file.
 
-    The file has the columns m, n, k and optionally batch. Other columns are ignored.
+    The file must have the columns m, n and k. The column batch is optional, and an empty batch is
+    1. Other columns are ignored.
 
     who: option to name in error messages.
     Raises InputError that names the file and the line.
@@ -166,11 +167,11 @@ def read_shapes(path: Path, who: str = _WHO) -> tuple[tuple[int, int, int, int],
 def _shape(
     who: str, path: Path, line: int, row: dict[str, str | None]
 ) -> tuple[int, int, int, int]:
-    """Reads the sizes of one row. Raises InputError if one is missing or out of range."""
+    """Reads the sizes of one CSV row. Raises InputError if a size is missing or out of range."""
     values = []
     for name in (*_NEEDED, *_DEFAULTS):
         text = (row.get(name) or _DEFAULTS.get(name, "")).strip()
-        # The number of digits is limited, because Python's own error for integers of thousands of
+        # The number of digits is limited, because Python's error for integers with thousands of
         # digits does not name the line.
         if not re.fullmatch("[0-9]{1,10}", text) or not 1 <= int(text) < 2**31:
             raise InputError(

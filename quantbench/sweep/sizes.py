@@ -1,8 +1,8 @@
-"""Lists the sizes that the commands know, such as hidden, heads and m, n, k.
+"""Lists the sizes that users can set or sweep (hidden, heads, m, n, k), and the names of model ops.
 
-Each size has a meaning with a unit, usual values, and the values over which it is swept by default.
-The names of a model's ops are listed by kind, because each size determines which ops are measured
-by default.
+`SIZES` has the meaning of each size, its usual values, and the values over which it is swept by
+default. The ops are listed here too, because the swept size decides which ops are measured by
+default.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ GROUPED_OPS = ("experts_up", "experts_up_gate", "experts_down")
 EXPERT_OPS = (*GROUPED_OPS, "permute", "unpermute")
 MODEL_OPS = (*LINEAR_OPS, *_OTHER_LINEAR, *ATTENTION_OPS, *EXPERT_OPS, "logits")
 
-#: largest value of a size; the smallest is 1
+#: largest allowed value of a size; the smallest is 1
 LARGEST = 2**31 - 1
 
 
@@ -34,11 +34,12 @@ LARGEST = 2**31 - 1
 class Swept:
     """How a size is swept.
 
-    step: default step of a range.
+    step: step of a range that is typed without a step.
     gpu, cpu: default values on a GPU and on a CPU, as a user would type them.
-    ops: ops that are measured by default, which are those that the size changes most.
-    grain: edges are searched at multiples of this number. It is 8 (16 bytes of a 16-bit format) if
-        the size is the length of a stored row, so that misalignment is not taken for an edge.
+    ops: ops that are measured by default, namely those that the size changes most.
+    grain: edges are searched only at multiples of this number. If the size is the length of a
+        matrix row in memory, grain is 8 elements (16 bytes in a 16-bit dtype), so that a slow
+        misaligned row is not mistaken for an edge.
     """
 
     step: int
@@ -48,7 +49,10 @@ class Swept:
     grain: int = 1
 
     def usual_range(self, kind: str) -> str:
-        """Returns the default values on a kind of device, as a user would type them."""
+        """Returns the default values as a user would type them.
+
+        kind: device kind, cuda or cpu.
+        """
         return self.cpu if kind == "cpu" else self.gpu
 
 
@@ -56,9 +60,9 @@ class Swept:
 class Size:
     """One size, from 1 to LARGEST.
 
-    words: meaning of the size, with its unit.
-    of: what has this size: `model`, `experts` or `product` (a plain GEMM).
-    swept: how the size is swept; None if it is not.
+    words: meaning of the size with its unit, as help text.
+    of: owner of the size: `model`, `experts` or `product` (a plain GEMM).
+    swept: how the size is swept; None if it cannot be an axis.
     gpu, cpu: usual value on a GPU and on a CPU; 0 if the value follows from other sizes or from the
         model.
     """
@@ -70,12 +74,15 @@ class Size:
     cpu: int = 0
 
     def usual(self, kind: str) -> int:
-        """Returns the usual value on a kind of device, cuda or cpu."""
+        """Returns the usual value.
+
+        kind: device kind, cuda or cpu.
+        """
         return self.cpu if kind == "cpu" else self.gpu
 
 
-#: every size by its name; the usual values are those of a model of 7 billion parameters on a GPU
-#: and of a small model on a CPU
+#: every size by its name. The usual values fit a model with 7 billion parameters on a GPU, and a
+#: small model on a CPU.
 SIZES = {
     "hidden": Size(
         "Hidden size.", "model",
@@ -136,19 +143,22 @@ SIZES = {
     Swept(1, "1:64:1", "1:16:1")),
 }  # fmt: skip
 
-#: how each size is swept that may be an axis
+#: sizes that may be an axis, by name
 SWEPT = {name: size.swept for name, size in SIZES.items() if size.swept is not None}
 DIMS = tuple(SWEPT)
 GEMM_DIMS = tuple(name for name in DIMS if SIZES[name].of == "product")
-#: dimensions of layers with experts only
+#: dimensions that only layers with experts have
 MOE_DIMS = tuple(name for name in DIMS if SIZES[name].of == "experts")
 MODEL_DIMS = tuple(name for name in DIMS if name not in GEMM_DIMS)
 
 
 def usual_sizes(kind: str, *of: str) -> dict[str, int]:
-    """Returns the usual values of sizes on a kind of device, cuda or cpu.
+    """Returns the usual values of sizes, by name as a Python identifier.
 
-    of: kinds of size, as in `Size.of`.
+    Sizes without a usual value are left out.
+
+    kind: device kind, cuda or cpu.
+    of: owners of the sizes to return, as in `Size.of`.
     """
     found = {}
     for name, size in SIZES.items():
@@ -159,9 +169,9 @@ def usual_sizes(kind: str, *of: str) -> dict[str, int]:
 
 
 def grain_of(dim: str) -> int:
-    """Returns the step of the search for edges along a dimension.
+    """Returns the step between sizes in a search for edges along a dimension.
 
-    The step is 8 if misalignment could be taken for an edge, else 1.
+    The step is 8 if misaligned sizes could be mistaken for edges, else 1.
 
     >>> grain_of("n"), grain_of("m")
     (8, 1)

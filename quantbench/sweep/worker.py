@@ -1,8 +1,8 @@
-"""Measures points in a process of its own, which a sweep starts and replaces.
+"""Measures points in a separate process, which the sweep starts as `python -m …worker`.
 
-Whatever torch, CUDA or a provider raises becomes the outcome of the point. After a crash, a hang or
-a lost CUDA context the sweep starts a new process; a worker that cannot use its device says why and
-ends the sweep.
+Any error that torch, CUDA or a provider raises becomes the outcome of the point. After a crash, a
+hang or a lost CUDA context, the sweep starts a new worker process. If a worker cannot use its
+device, it sends the reason, and the sweep ends.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _TASK_METHODS = ("run", "outputs", "launch")
 class Worker:
     """Runs requests one after another, with one timer.
 
-    name: function that identifies the kernel of a point.
+    name: function that identifies the kernel of a point; it returns None if the kernel is unknown.
     """
 
     spec: DeviceSpec
@@ -49,12 +49,12 @@ class Worker:
     _phases_s: dict[str, float] = field(default_factory=dict)
 
     def run(self, request: Request) -> Reply:
-        """Runs one point. An exception becomes its outcome."""
+        """Runs one point. An exception becomes the point's outcome."""
         self._phases_s = {}
         return replace(self._outcome(request), phases_s=self._phases_s)
 
     def _outcome(self, request: Request) -> Reply:
-        """Runs one point and converts exceptions to replies."""
+        """Runs one point, and converts an exception to a reply with the kind of failure."""
         import torch
 
         try:
@@ -107,7 +107,10 @@ class Worker:
 
 
 def _interpreter_hint(provider_id: str, spec: DeviceSpec) -> str:
-    """Returns how a user's Triton kernel runs on a CPU; "" if an error has another cause."""
+    """Returns a hint how to run a user's Triton kernel on a CPU, to append to an error message.
+
+    Returns "" if the error must have another cause.
+    """
     may_be_triton = ":" in provider_id and "triton" in sys.modules
     if spec.kind != "cpu" or not may_be_triton or os.environ.get("TRITON_INTERPRET") == "1":
         return ""
@@ -117,7 +120,7 @@ def _interpreter_hint(provider_id: str, spec: DeviceSpec) -> str:
 def measure(
     provider: Provider, workload: Workload, spec: DeviceSpec, timer: Timer, timing: TimingOptions
 ) -> Reply:
-    """Times a workload and checks its results before and after timing.
+    """Times a workload with one provider, and checks the results before and after timing.
 
     `quantbench.providers.audit` describes the checks.
     """
@@ -142,7 +145,12 @@ def measure(
 
 
 def _require(provider_id: str, method: str, value: object, kind: Any, expected: str) -> None:
-    """Raises InputError if a method of a provider or of its task has returned another type."""
+    """Raises InputError if a method returned a value of a wrong type.
+
+    method: name of the method of the provider or of its task.
+    kind: type that the value must have.
+    expected: what the method must return, in words.
+    """
     if not isinstance(value, kind):
         raise InputError(provider_id, f"{value!r} from {method}()", expected)
 
@@ -154,11 +162,11 @@ def copier(
     timing: TimingOptions,
     audit: Audit | None = None,
 ) -> Callable[[int], Run]:
-    """Returns a function that makes copies of the work with other inputs.
+    """Returns a function that makes copies of the workload's run with other inputs.
 
     The timer may rotate over the copies.
 
-    audit: audit that watches the copies; None for none.
+    audit: audit that also checks the copies; None for no checks.
     """
 
     def copy(number: int) -> Run:
@@ -170,9 +178,9 @@ def copier(
 
 
 def too_large(workload: Workload, spec: DeviceSpec) -> str | None:
-    """Returns the reason if inputs and outputs alone exceed the memory of the device.
+    """Returns why a workload cannot fit into the device's memory; None if it may fit.
 
-    Returns None if they fit.
+    Only inputs and outputs are counted.
     """
     if workload.min_bytes <= spec.memory_bytes:
         return None
@@ -181,9 +189,10 @@ def too_large(workload: Workload, spec: DeviceSpec) -> str | None:
 
 
 def main() -> None:
-    """Sends the device, receives the timing options and answers requests until the pipe closes.
+    """Runs the worker as `python -m quantbench.sweep.worker FD [PROVIDER…]`.
 
-    The module runs as `python -m quantbench.sweep.worker FD [PROVIDER…]`.
+    The worker sends a `Hello`, receives the timing options, and then replies to each request until
+    the pipe closes or the GPU context is lost.
     """
     from quantbench import device
     from quantbench.providers import catalog
@@ -204,14 +213,14 @@ def main() -> None:
             return
         send(encode(hello))
         first = next(messages, None)
-        if first is None:  # the parent only wanted to know the device
+        if first is None:  # the parent needed only the description of the device
             return
         timing = decode(TimingOptions, first)
         try:
             timer = make_timer(spec, timing, state=state)  # runs the first kernels
         except Exception as error:  # noqa: BLE001 - as above
             send({"refused": _reason(error)})
-            next(messages, None)  # the parent reads the reason when it has sent its first request
+            next(messages, None)  # the parent reads the reason only after it sends a request
             return
         worker = Worker(spec, timer, timing, _namer(way, spec))
         for request in messages:
@@ -222,11 +231,17 @@ def main() -> None:
 
 
 def _reason(error: Exception) -> str:
+    """Formats an error as the reason of a refusal, in one line."""
     return str(error) if isinstance(error, QuantbenchError) else reason_line(error)
 
 
 def _namer(way: str, spec: DeviceSpec) -> Callable[[Request], Launch | None]:
-    """Returns the function that identifies kernels (see `naming`). On a CPU it identifies none."""
+    """Returns the function that identifies kernels (see `naming`).
+
+    On a CPU the function always returns None.
+
+    way: value from `naming.chosen_way`.
+    """
     if way == "off" or spec.kind != "cuda":
         return lambda request: None
     if way == "here":
