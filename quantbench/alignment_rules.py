@@ -18,7 +18,7 @@ from quantbench.workload.dtypes import DTYPES, GEMM_DTYPES
 # allowed size.
 EFFECTS = ("crashes", "falls back", "wastes")
 # Number of rows per expert that breaks no rule, for checks of the experts' weights alone.
-_WHOLE_ROWS = 128
+_FULLY_ALIGNED_ROWS = 128
 
 # Names of m, n and k in terms of the shape, for each forward GEMM of `TransformerShape.ops`.
 _FORWARD = {
@@ -285,7 +285,7 @@ def broken_rules(
 def _broken(rule: AlignmentRule, work: Gemm | GroupedGemm | Attention) -> Iterator[Broken]:
     """Yields each of a workload's sizes that breaks the rule."""
     if "rows" in rule.sides and isinstance(work, Gemm | GroupedGemm):
-        gemm = work if isinstance(work, Gemm) else work.gemm(_WHOLE_ROWS)
+        gemm = work if isinstance(work, Gemm) else work.gemm(_FULLY_ALIGNED_ROWS)
         for side, step in misaligned_sides(gemm).items():
             size = getattr(gemm, side)
             yield Broken(replace(rule, multiple=step), side, size, cdiv(size, step) * step)
@@ -382,10 +382,10 @@ def side_names(op: Op) -> dict[str, str]:
 def row_steps(gemm: Gemm) -> dict[str, int]:
     """Returns the multiple that each side needs for rows aligned to 16 bytes, by side.
 
-    The sides are the row lengths: those of a and b (`Gemm.row_sides`), and n for c.
+    The sides are the row lengths: those of a and b (`Gemm.contiguous_dims`), and n for c.
     """
     step = VECTOR_BYTES * DTYPES[gemm.dtype].packed // DTYPES[gemm.dtype].element_bytes
-    rows = dict.fromkeys(gemm.row_sides, step)
+    rows = dict.fromkeys(gemm.contiguous_dims, step)
     rows["n"] = max(rows.get("n", 1), VECTOR_BYTES // DTYPES[gemm.output_dtype].element_bytes)
     return rows
 

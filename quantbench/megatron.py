@@ -139,7 +139,7 @@ def megatron_fused_available(
     return Availability(tuple(reasons))
 
 
-def softmax_objections(work: Softmax) -> tuple[str, ...]:
+def fused_softmax_failures(work: Softmax) -> tuple[str, ...]:
     """Returns the reasons why Megatron's fused kernel does not accept a softmax.
 
     The result is empty if the kernel accepts the softmax. For rows of up to 2048 scores, the oldest

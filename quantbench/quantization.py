@@ -299,11 +299,11 @@ def alignment_bytes(row_length: int, dtype: str) -> int:
 def gemm_alignment_bytes(gemm: Gemm | GroupedGemm) -> int:
     """Returns the smallest alignment of a GEMM's rows (see `alignment_bytes`).
 
-    These are the rows of a and b (`Gemm.row_sides`) and of c.
+    These are the rows of a and b (`Gemm.contiguous_dims`) and of c.
     """
     if isinstance(gemm, GroupedGemm):
         gemm = gemm.gemm(_ALIGNED_ROWS)
-    rows = (alignment_bytes(getattr(gemm, side), gemm.dtype) for side in gemm.row_sides)
+    rows = (alignment_bytes(getattr(gemm, side), gemm.dtype) for side in gemm.contiguous_dims)
     return min(*rows, alignment_bytes(gemm.n, gemm.output_dtype))
 
 

@@ -279,16 +279,16 @@ def spread(samples: Samples) -> float:
     return width / middle if middle > 0 else inf
 
 
-def outlier_share(samples: Samples) -> float:
+def outlier_fraction(samples: Samples) -> float:
     """Returns the fraction of samples that are "far out" (Tukey).
 
     A sample is far out if it is more than 3 interquartile ranges outside the quartiles. If the
     interquartile range is below one timer tick, the tick is used instead.
 
-    >>> outlier_share([10.0, 10.1, 10.2, 10.1, 10.0, 10.2, 10.1, 30.0])
+    >>> outlier_fraction([10.0, 10.1, 10.2, 10.1, 10.0, 10.2, 10.1, 30.0])
     0.125
     """
-    values = _array(samples, "outlier_share")
+    values = _array(samples, "outlier_fraction")
     first, third = quantiles(values, (0.25, 0.75))
     reach = _FAR_OUT * max(third - first, _fine_tick(values))
     return float(np.mean((values < first - reach) | (values > third + reach)))

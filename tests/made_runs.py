@@ -13,7 +13,7 @@ from quantbench.device.spec import DeviceState
 from quantbench.launch import Launch
 from quantbench.measurement import Grade, Measurement
 from quantbench.store.folder import Run, RunWriter
-from quantbench.store.record import Measured, Outcome, Place, Record, record_key
+from quantbench.store.record import GridPosition, Measured, Outcome, Record, record_key
 from quantbench.store.run import RunInfo
 from quantbench.timing.options import TimingOptions
 from quantbench.workload import Gemm, Workload
@@ -52,7 +52,7 @@ def record(
         outcome = Measured(measurement(outcome), Grade("A"))
     made = Record(
         run_id="run", key=record_key(workload, provider, TimingOptions()), workload=workload, provider=provider,
-        outcome=outcome, launch=launch, places=(Place(dict(axes), op),), origin="simulated",
+        outcome=outcome, launch=launch, places=(GridPosition(dict(axes), op),), origin="simulated",
     )  # fmt: skip
     return replace(made, **changes)  # type: ignore[arg-type]
 

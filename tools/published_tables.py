@@ -26,7 +26,7 @@ from quantbench.latency.softmax import SoftmaxModel
 from quantbench.launch import Launch
 from quantbench.providers import kernel_names
 from quantbench.providers.identity import KernelEvent, launch_of
-from quantbench.store.record import Place
+from quantbench.store.record import GridPosition
 from quantbench.workload import Gemm, Softmax
 from tools.accuracy.scoring import IntArray
 from tools.accuracy.tables import GemmTable, WorkTable
@@ -120,8 +120,8 @@ def _aiter_launch(kernel: str, split: int) -> Launch:
     return Launch(kernel, tile=replace(name.tile, split_k=max(1, parts)))
 
 
-def _place(work: Gemm | Softmax, op: str, *sizes: str) -> Place:
-    return Place({size: getattr(work, size) for size in sizes}, op)
+def _place(work: Gemm | Softmax, op: str, *sizes: str) -> GridPosition:
+    return GridPosition({size: getattr(work, size) for size in sizes}, op)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from quantbench.alignment_rules import (
 )
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_int
-from quantbench.latency.op_times import OpTimes, RememberedTimes
+from quantbench.latency.op_times import CachedTimes, OpTimes
 from quantbench.units import percent
 from quantbench.workload import Attention, Gemm, Softmax, TransformerShape
 
@@ -180,7 +180,7 @@ def advise(
     if device.peak(shape.dtype) is None:
         what = f"dtype = {shape.dtype!r} on {device.name}"
         raise InputError("advise", what, f"one of {device.dtypes}")
-    remembered = RememberedTimes(times, softmax=shape.softmax, kernels=kernels)
+    remembered = CachedTimes(times, softmax=shape.softmax, kernels=kernels)
     space = space or Space()
     cost = cost_of(shape, remembered)
 
@@ -252,7 +252,7 @@ def _unmeasured(whole: ShapeCost) -> tuple[Unmeasured, ...]:
 
 
 def _advised(
-    found: Iterable[Neighbour], cost: ShapeCost, times: RememberedTimes
+    found: Iterable[Neighbour], cost: ShapeCost, times: CachedTimes
 ) -> tuple[Advised, ...]:
     """Adds the cost, the changed sizes and the reasons for the gain to each neighbour.
 
@@ -336,10 +336,10 @@ def _reason(name: str, old: ShapeCost, new: ShapeCost) -> tuple[str, str]:
     was, now = max(pairs, key=lambda pair: pair[0].waste_us - pair[1].waste_us)
     lost = _kinds(was) - _kinds(now)
     if "alignment" in lost:
-        return "", _regained(was, now)
+        return "", _alignment_text(was, now)
     if "fused softmax" in lost:
         return "", "Megatron's fused softmax runs"
-    text = _rounder(pairs) or _fuller(was, now)
+    text = _multiple_text(pairs) or _efficiency_text(was, now)
     if text is None:
         text = ": a smaller part of the model"
         before = _tflops(old.by_name[name])
@@ -349,7 +349,7 @@ def _reason(name: str, old: ShapeCost, new: ShapeCost) -> tuple[str, str]:
     return name, text
 
 
-def _regained(was: OpCost, now: OpCost) -> str:
+def _alignment_text(was: OpCost, now: OpCost) -> str:
     """Describes the changed size that made an op's rows 16-byte aligned.
 
     was, now: costs of the op in the given shape, with misaligned rows, and in the faster shape.
@@ -366,7 +366,7 @@ def _regained(was: OpCost, now: OpCost) -> str:
     raise AssertionError(f"{was.op.label} has no rows")
 
 
-def _rounder(pairs: Sequence[tuple[OpCost, OpCost]]) -> str | None:
+def _multiple_text(pairs: Sequence[tuple[OpCost, OpCost]]) -> str | None:
     """Describes a GEMM's side that has become a multiple of 128; None if there is none.
 
     pairs: costs of the same op in the given and in the faster shape, one pair per pass. The first
@@ -385,7 +385,7 @@ def _rounder(pairs: Sequence[tuple[OpCost, OpCost]]) -> str | None:
     return None
 
 
-def _fuller(was: OpCost, now: OpCost) -> str | None:
+def _efficiency_text(was: OpCost, now: OpCost) -> str | None:
     """Describes an increase of a GEMM's tile and wave efficiency.
 
     The result is None if the efficiency is unknown, or rises by less than 0.02.

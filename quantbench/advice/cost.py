@@ -15,7 +15,7 @@ from math import exp, log, sqrt
 from quantbench.advice.edges import Edge, edges
 from quantbench.analysis.blocks import tile_in_use
 from quantbench.latency.estimate import Estimate
-from quantbench.latency.op_times import CORRELATION, OpEstimate, RememberedTimes, peak_share, total
+from quantbench.latency.op_times import CORRELATION, CachedTimes, OpEstimate, peak_share, total
 from quantbench.launch import Launch
 from quantbench.quantization import Quantization, credible_waves
 from quantbench.workload import Gemm, Op, TransformerShape
@@ -179,7 +179,7 @@ def total_flops(costs: Iterable[OpCost]) -> int:
     return sum(cost.op.workload.flops * cost.op.count for cost in costs)
 
 
-def cost_of(shape: TransformerShape, times: RememberedTimes) -> ShapeCost:
+def cost_of(shape: TransformerShape, times: CachedTimes) -> ShapeCost:
     """Predicts the time and the waste of a shape's ops (`TransformerShape.modelled_ops`)."""
     ops = shape.modelled_ops()
     times.ask(op.workload for op in ops)
@@ -213,7 +213,7 @@ def latency_per_run(costs: Sequence[OpCost]) -> Estimate:
     return _latency_of(costs).scaled(1 / costs[0].op.count)
 
 
-def _cost(op: Op, past: Iterable[Edge], times: RememberedTimes) -> OpCost:
+def _cost(op: Op, past: Iterable[Edge], times: CachedTimes) -> OpCost:
     """Predicts the cost of one op.
 
     past: edges that the op has crossed.
@@ -228,12 +228,12 @@ def _cost(op: Op, past: Iterable[Edge], times: RememberedTimes) -> OpCost:
     return OpCost(op, times.estimate(work), launch, waves, _findings(op, past, times))
 
 
-def _peak_share(work: Compute, times: RememberedTimes) -> float | None:
+def _peak_share(work: Compute, times: CachedTimes) -> float | None:
     """Returns a workload's predicted rate as a fraction of the GPU's peak; None if unknown."""
     return peak_share(work, times.estimate(work).latency_us, times.device)
 
 
-def _findings(op: Op, past: Iterable[Edge], times: RememberedTimes) -> tuple[EdgeWaste, ...]:
+def _findings(op: Op, past: Iterable[Edge], times: CachedTimes) -> tuple[EdgeWaste, ...]:
     """Returns the crossed edges that waste at least 1 % of an op's time, worst first.
 
     past: all edges that the op has crossed.
@@ -265,7 +265,7 @@ def _findings(op: Op, past: Iterable[Edge], times: RememberedTimes) -> tuple[Edg
 
 
 def _waste_interval(
-    costs: Iterable[OpCost], whole_us: float, wasted_us: float, times: RememberedTimes
+    costs: Iterable[OpCost], whole_us: float, wasted_us: float, times: CachedTimes
 ) -> tuple[float, float]:
     """Returns the 90 % interval of the wasted time, as (low, high) in µs.
 

@@ -14,7 +14,7 @@ from quantbench.alignment_rules import misaligned_sides, side_names
 from quantbench.analysis.blocks import padded, tile_in_use
 from quantbench.device.spec import DeviceSpec
 from quantbench.launch import Launch
-from quantbench.megatron import softmax_objections
+from quantbench.megatron import fused_softmax_failures
 from quantbench.quantization import (
     VECTOR_BYTES,
     alignment_bytes,
@@ -79,7 +79,7 @@ def edges(
         return tuple(_of_attention(work))
     if isinstance(work, MoE):
         return tuple(_of_experts(work))
-    reasons = "; ".join(softmax_objections(work)) if isinstance(work, Softmax) else ""
+    reasons = "; ".join(fused_softmax_failures(work)) if isinstance(work, Softmax) else ""
     if reasons:
         words = f"Megatron's fused softmax does not run: {reasons}"
         return (Edge("fused softmax", words, work),)

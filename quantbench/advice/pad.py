@@ -19,7 +19,7 @@ from quantbench.latency.estimate import Estimate
 from quantbench.latency.gemm.inputs import LARGEST_SIDE
 from quantbench.latency.libraries import resolve_library
 from quantbench.latency.model_times import ModelTimes
-from quantbench.latency.op_times import OpTimes, RememberedTimes, copy_us
+from quantbench.latency.op_times import CachedTimes, OpTimes, copy_us
 from quantbench.quantization import cdiv
 from quantbench.workload import Gemm
 from quantbench.workload.dtypes import DTYPES
@@ -153,7 +153,7 @@ def padding_verdict(
     if device.peak(gemm.dtype) is None:
         raise InputError(who, f"{gemm.dtype} on {device.name}", f"one of {device.dtypes}")
     library = resolve_library(device.name, gemm.dtype, library, who)
-    known = RememberedTimes(times or ModelTimes(device, library=library))
+    known = CachedTimes(times or ModelTimes(device, library=library))
     sizes = product(*map(_padded_sizes, (gemm.m, gemm.n, gemm.k)))
     _, *padded = [replace(gemm, m=m, n=n, k=k) for m, n, k in sizes]  # the first is not padded
     known.ask([gemm, *padded])

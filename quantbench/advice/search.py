@@ -12,7 +12,7 @@ from itertools import chain
 
 from quantbench.advice.cost import Shares, ratio_factor
 from quantbench.advice.space import Group, Space, shapes_near
-from quantbench.latency.op_times import RememberedTimes
+from quantbench.latency.op_times import CachedTimes
 from quantbench.units import signed_percent
 from quantbench.workload import Op, TransformerShape
 from quantbench.workload.kinds import Compute
@@ -20,9 +20,9 @@ from quantbench.workload.parameters import useful_parameters
 
 #: Largest relative difference between two predicted times that count as equally fast. The latency
 #: models do not resolve smaller differences.
-AS_GOOD = 0.01
+EQUAL_WITHIN = 0.01
 #: smallest gain for which a shape is returned
-WORTH_MOVING = 0.005
+MIN_GAIN = 0.005
 #: Number of 16-bit elements in a cache line of 128 bytes. Alignment of head_dim beyond a cache line
 #: has no effect.
 LINE_ELEMENTS = 64
@@ -43,8 +43,8 @@ class Neighbour:
     nearest: whether no shape with a smaller move gains as much. Surely faster shapes are compared
         only with each other, and so are the remaining shapes (see `Search.best`).
     reasons: why the shape is faster, largest saving first.
-    exchanges_more: whether the shape has a larger tp or ep than the given shape. The time of the
-        additional communication is not predicted.
+    adds_communication: whether the shape has a larger tp or ep than the given shape. The time of
+        the additional communication is not predicted.
     """
 
     shape: TransformerShape
@@ -56,7 +56,7 @@ class Neighbour:
     move: float
     nearest: bool
     reasons: tuple[str, ...] = ()
-    exchanges_more: bool = False
+    adds_communication: bool = False
 
     @property
     def sure(self) -> bool:
@@ -65,7 +65,7 @@ class Neighbour:
         The gain's whole 90 % interval must be above 0, and the shape must add no communication,
         because communication has no model here.
         """
-        return self.low > 0 and not self.exchanges_more
+        return self.low > 0 and not self.adds_communication
 
     @property
     def gain_words(self) -> str:
@@ -106,7 +106,7 @@ class Search:
     def __init__(
         self,
         base: TransformerShape,
-        times: RememberedTimes,
+        times: CachedTimes,
         space: Space | None,
         runs: Callable[[TransformerShape], bool] = lambda _: True,
     ) -> None:
@@ -129,7 +129,7 @@ class Search:
     def best(self, count: int) -> tuple[Neighbour, ...]:
         """Returns the best shape of each hidden size, at most `count` shapes in total.
 
-        Shapes that gain less than WORTH_MOVING are left out. The order has three criteria: surely
+        Shapes that gain less than MIN_GAIN are left out. The order has three criteria: surely
         faster shapes first, then shapes with `nearest` set, then shapes with less time.
         """
         found: dict[bool, list[_Timed]] = {True: [], False: []}
@@ -141,7 +141,7 @@ class Search:
     def alike(self, listed: Iterable[Neighbour] = ()) -> tuple[Neighbour, ...]:
         """Returns the best shape with as many heads as the base, and the best with its head_dim.
 
-        Shapes that gain less than WORTH_MOVING are left out.
+        Shapes that gain less than MIN_GAIN are left out.
 
         listed: shapes to leave out, because the caller already lists them.
         """
@@ -163,7 +163,7 @@ class Search:
     def single(self) -> tuple[Neighbour, ...]:
         """Returns the best shape for each single changed dimension, largest gain first.
 
-        Shapes that gain less than WORTH_MOVING are left out.
+        Shapes that gain less than MIN_GAIN are left out.
         """
         found = []
         for group, timed in self._single.items():
@@ -216,12 +216,12 @@ class Search:
             parameters_change=timed.parameters / base.parameters - 1,
             move=timed.move,
             nearest=nearest,
-            exchanges_more=timed.shape.ep > base.shape.ep or timed.shape.tp > base.shape.tp,
+            adds_communication=timed.shape.ep > base.shape.ep or timed.shape.tp > base.shape.tp,
         )
 
 
 def _time(
-    shape: TransformerShape, ops: Iterable[Op], times: RememberedTimes, base: TransformerShape
+    shape: TransformerShape, ops: Iterable[Op], times: CachedTimes, base: TransformerShape
 ) -> _Timed:
     """Predicts the time of a shape.
 
@@ -252,12 +252,12 @@ def _time(
 
 
 def _worthwhile(found: Iterable[Neighbour]) -> tuple[Neighbour, ...]:
-    """Returns the neighbours that gain at least WORTH_MOVING."""
-    return tuple(one for one in found if one.gain >= WORTH_MOVING)
+    """Returns the neighbours that gain at least MIN_GAIN."""
+    return tuple(one for one in found if one.gain >= MIN_GAIN)
 
 
 def _preferred(group: Group, timed: Sequence[_Timed]) -> _Timed:
-    """Selects one shape of a group among those that are about equally fast (within AS_GOOD).
+    """Selects one shape of a group among those that are about equally fast (within EQUAL_WITHIN).
 
     - If only the micro-batch size changes, the smallest one is selected, because it needs the least
       memory.
@@ -275,5 +275,5 @@ def _preferred(group: Group, timed: Sequence[_Timed]) -> _Timed:
             return (-min(LINE_ELEMENTS, one.shape.head_dim & -one.shape.head_dim), one.us)
         return (one.us,)
 
-    longest_us = min(one.us for one in timed) * (1 + AS_GOOD)
+    longest_us = min(one.us for one in timed) * (1 + EQUAL_WITHIN)
     return min((one for one in timed if one.us <= longest_us), key=rank)

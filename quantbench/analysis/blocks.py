@@ -129,12 +129,12 @@ def num_waves(workload: Workload, tile: Tile, resident_blocks: int) -> int | Non
     return None if blocks is None else cdiv(blocks, resident_blocks)
 
 
-def largest_split(blocks: int, resident_blocks: int) -> int:
+def largest_split_k(blocks: int, resident_blocks: int) -> int:
     """Returns the largest power of two into which each block can be split within one wave.
 
     If the blocks fill at most half a wave, libraries split them, by narrower tiles or by split-k.
 
-    >>> largest_split(24, 108), largest_split(60, 108)
+    >>> largest_split_k(24, 108), largest_split_k(60, 108)
     (4, 1)
     """
     return int(1 << max(0, (resident_blocks // max(1, blocks)).bit_length() - 1))
@@ -251,7 +251,7 @@ def idle_reasons(
     aligned = gemm_alignment_bytes(workload)
     if aligned < 16:
         words = alignment_words(aligned, verb="are")
-        causes.append((misaligned_share(aligned), Cause("alignment", words, "arithmetic")))
+        causes.append((misalignment_loss(aligned), Cause("alignment", words, "arithmetic")))
     if used is not None:
         by = f" ({used.tile} assumed)" if used.source == "assumed" else ""
         evidence = "identity" if used.identified else "arithmetic"
@@ -263,7 +263,7 @@ def idle_reasons(
     return tuple(cause for _, cause in ranked)
 
 
-def misaligned_share(aligned_bytes: int) -> float:
+def misalignment_loss(aligned_bytes: int) -> float:
     """Returns the fraction of a GEMM's rate that is lost because rows are not aligned to 16 bytes.
 
     Each halving of the alignment below 16 bytes multiplies the rate by exp(−misaligned), where
@@ -271,7 +271,7 @@ def misaligned_share(aligned_bytes: int) -> float:
 
     aligned_bytes: alignment of the rows in bytes: a power of two, at most 16.
 
-    >>> round(misaligned_share(2), 2)
+    >>> round(misalignment_loss(2), 2)
     0.53
     """
     # Number of halvings from 16 = 2⁴ bytes down to this alignment.

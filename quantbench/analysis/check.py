@@ -26,7 +26,7 @@ from quantbench.analysis.explain import cause_of_loss, known
 from quantbench.analysis.jumps import Cliff, CommonCliff, common_cliffs, find_cliffs, jumps_of
 from quantbench.analysis.neighbours import BadSize
 from quantbench.analysis.periods import Period, TileOf, find_periods, tile_finder
-from quantbench.analysis.rule_pairs import Material
+from quantbench.analysis.rule_pairs import RunData
 from quantbench.analysis.rules import RULES, RuleOfThumb, judge_all
 from quantbench.analysis.summary import Point, held_of, points_of
 from quantbench.launch import Tile
@@ -139,7 +139,7 @@ def check_run(
         falls=tuple(cliff for cliff in cliffs if cliff.ratio < 1),
         common=common_cliffs(jumps, cliffs, spec, explained_by),
         periods=periods,
-        rules=judge_all(Material(points, fitted, spec, tile_of), rules),
+        rules=judge_all(RunData(points, fitted, spec, tile_of), rules),
         padding=padding_lines(points, tile_of),
         tile_of=tile_of,
     )

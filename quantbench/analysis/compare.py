@@ -22,7 +22,7 @@ from quantbench.quantization import kernel_change_words
 from quantbench.stats import CONFIDENCE, median
 from quantbench.store.differences import Difference, differences, origins_of
 from quantbench.store.folder import Run
-from quantbench.store.record import Failed, Measured, Place, Record, Skipped
+from quantbench.store.record import Failed, GridPosition, Measured, Record, Skipped
 
 
 def obstacles(a: Run, b: Run) -> tuple[str, ...]:
@@ -51,7 +51,7 @@ class Matched:
     a, b: the two records.
     """
 
-    place: Place
+    place: GridPosition
     workload: str
     keys: tuple[str, str]
     providers: tuple[str, str]
@@ -61,7 +61,7 @@ class Matched:
 
 def _matched_pair(a: Record, b: Record) -> Matched:
     """Combines two records of one workload into a pair."""
-    place = next(iter((*b.places, *a.places)), Place({}, b.workload.kind))
+    place = next(iter((*b.places, *a.places)), GridPosition({}, b.workload.kind))
     return Matched(place, str(b.workload), (a.key, b.key), (a.provider, b.provider), a, b)
 
 

@@ -189,15 +189,15 @@ def repeatability(records: Iterable[Record]) -> float:
     return max(LEAST_ERROR, pooled_noise(medians_us.values())[0] if known is None else known)
 
 
-def _errors(curve: Curve, between: float, figure_error: float) -> Floats:
+def _errors(curve: Curve, between: float, single_time_error: float) -> Floats:
     """Returns the standard errors of a curve's log times (points,).
 
     between: scatter between repeated measurements of one point, in log time (see `fit_curves`).
-    figure_error: standard error of a single sample, in log time.
+    single_time_error: standard error of a single sample, in log time.
     """
     count = _column(curve.points, "num_samples")
     if count.max() == 1:  # single times, as in most imported tables
-        return np.full(len(count), sqrt(between**2 + figure_error**2))
+        return np.full(len(count), sqrt(between**2 + single_time_error**2))
     factors = count / (count - 0.8)
     for few, factor in _FEW_SAMPLES.items():
         factors[count == few] = factor
@@ -207,10 +207,10 @@ def _errors(curve: Curve, between: float, figure_error: float) -> Floats:
     known = np.minimum(count, _OWN_SAMPLES) / _OWN_SAMPLES
     scatter = np.where(several, np.sqrt(known * own**2 + (1 - known) * shared**2), shared)
     errors = np.sqrt((MEDIAN_FACTOR * scatter) ** 2 / count + between**2)
-    return errors if several.any() else np.sqrt(errors**2 + figure_error**2 / count)
+    return errors if several.any() else np.sqrt(errors**2 + single_time_error**2 / count)
 
 
-def _error_of_figures(curves: Sequence[Curve]) -> float:
+def _error_of_single_times(curves: Sequence[Curve]) -> float:
     """Estimates the standard error of a family's single times from pairs of close sizes.
 
     Most steps go up, so a larger size with a shorter time shows noise. The median drop over such
@@ -232,7 +232,7 @@ def _error_of_figures(curves: Sequence[Curve]) -> float:
 
 # Standard errors are scaled up if the points scatter around their fits by more than this many times
 # the expected scatter.
-_SETTLED = 1.3
+_MAX_EXCESS_SCATTER = 1.3
 # Minimum number of degrees of freedom, summed over a family's fits, that is needed to estimate the
 # scatter around the fits.
 _ENOUGH_FREEDOM = 8
@@ -243,7 +243,7 @@ _NOISE_FACTORS = (1.0, 0.5, 0.7, 1.4)
 # factor 1.0 is tried.
 _MANY_CURVES = 4
 # Minimum number of degrees of freedom per point. Fits with fewer are rejected.
-_ENOUGH_SHARE = 0.4
+_MIN_FREEDOM_PER_POINT = 0.4
 
 
 @dataclass(frozen=True)
@@ -293,14 +293,14 @@ def _fit_family(curves: Sequence[Curve], between: float) -> list[FittedCurve]:
     The standard errors are scaled up if the points scatter around the fits more than expected. If
     no point has three samples or more, the noise level with the most likely fits is used instead.
     """
-    figure_error = _error_of_figures(curves)
-    sigmas = [_errors(curve, between, figure_error) for curve in curves]
+    single_time_error = _error_of_single_times(curves)
+    sigmas = [_errors(curve, between, single_time_error) for curve in curves]
     if all(_column(curve.points, "num_samples").max() < 3 for curve in curves):
-        grids = _best_of_figures(curves, sigmas, between)
+        grids = _best_of_single_times(curves, sigmas, between)
     else:
         grids = _find(curves, sigmas)
         factor = _scatter_factor(grids)
-        if factor > _SETTLED:
+        if factor > _MAX_EXCESS_SCATTER:
             sigmas = [sigma * factor for sigma in sigmas]
             grids = _find(curves, sigmas)
     found: dict[int, FittedCurve] = {}
@@ -335,7 +335,7 @@ def _find(curves: Sequence[Curve], sigmas: Sequence[Floats]) -> _Grids:
     return found
 
 
-def _best_of_figures(curves: Sequence[Curve], sigmas: list[Floats], between: float) -> _Grids:
+def _best_of_single_times(curves: Sequence[Curve], sigmas: list[Floats], between: float) -> _Grids:
     """Fits curves of single times at several noise levels, and returns the most likely fits.
 
     The likelihood includes a penalty for each break. Fits with few degrees of freedom are rejected,
@@ -350,7 +350,7 @@ def _best_of_figures(curves: Sequence[Curve], sigmas: list[Floats], between: flo
         # −2 log likelihood up to a constant, plus the penalties.
         cost = sum(float(pieces.cost.sum() + 2 * np.log(pieces.sigma).sum()) for _, pieces in grids)
         free = sum(float(pieces.freedom.sum()) for _, pieces in grids)
-        if free < _ENOUGH_SHARE * points:
+        if free < _MIN_FREEDOM_PER_POINT * points:
             cost = np.inf
         if not best or cost < best_cost:
             best = grids

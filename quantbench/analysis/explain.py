@@ -18,7 +18,7 @@ from quantbench.analysis.blocks import (
     Cause,
     TileInUse,
     idle_reasons,
-    largest_split,
+    largest_split_k,
     num_blocks,
     num_waves,
     padded,
@@ -40,7 +40,7 @@ _SIDES_AND_SPLIT = attrgetter("block_m", "block_n", "split_k")
 # The time rises gradually while the working set grows past the cache size. For a memory boundary,
 # the faster side's working set must be below this factor times the cache size, and the slower
 # side's above the cache size divided by this factor.
-_CACHE_EDGE = 1.15
+_CACHE_MARGIN = 1.15
 # If lost alignment causes a step up, the time drops again at a later point with restored alignment.
 # Up to _LOOK_AHEAD points after the step are searched for such a drop. The search ends at the first
 # point with more than _LITTLE_MORE_WORK times the work of the point before the step.
@@ -257,7 +257,7 @@ def _split_blocks(step: CurveStep, before: int, after: int, used: TileInUse) -> 
     before, after: number of tiles on each side of the step.
     used: tile after the step. Only a tile that was inferred from the steps is taken to be split.
     """
-    parts = largest_split(min(before, after), used.resident_blocks)
+    parts = largest_split_k(min(before, after), used.resident_blocks)
     if used.source != "steps" or not used.waves or parts == 1:
         return None
     before *= parts
@@ -294,8 +294,8 @@ def _memory(step: CurveStep, spec: DeviceSpec) -> Cause | None:
     large = step.after.workload.min_bytes
     if step.log_jump < 0:
         small, large = large, small
-    fits = small < spec.l2_bytes * _CACHE_EDGE
-    if small >= large or not fits or large <= spec.l2_bytes / _CACHE_EDGE:
+    fits = small < spec.l2_bytes * _CACHE_MARGIN
+    if small >= large or not fits or large <= spec.l2_bytes / _CACHE_MARGIN:
         return None
     words = f"the working set passes {size(large)}"
     holds = f"the last-level cache holds {size(spec.l2_bytes)}"

@@ -20,7 +20,7 @@ from quantbench.errors import InputError
 from quantbench.latency import op_times
 from quantbench.latency.gemm.inputs import LARGEST_SIDE
 from quantbench.latency.gemm.model import GemmModel
-from quantbench.latency.op_times import OpEstimate, RememberedTimes, peak_share, total
+from quantbench.latency.op_times import CachedTimes, OpEstimate, peak_share, total
 from quantbench.launch import Tile
 from quantbench.sweep.axes import Axis, Held, places_of
 from quantbench.units import counted
@@ -68,7 +68,7 @@ class PredictedOp:
 
 
 @dataclass(frozen=True)
-class PredictedPlace:
+class PredictedPoint:
     """Prediction for one grid point, which runs a single op or all ops of a layer.
 
     axes: value of each axis at the grid point.
@@ -111,7 +111,7 @@ class Forecast:
         impossible.
     """
 
-    rows: tuple[PredictedPlace, ...]
+    rows: tuple[PredictedPoint, ...]
     impossible: tuple[str, ...]
 
     @property
@@ -138,7 +138,7 @@ class Forecast:
         )
 
 
-def forecast(axes: Sequence[Axis], held: Held, times: RememberedTimes) -> Forecast:
+def forecast(axes: Sequence[Axis], held: Held, times: CachedTimes) -> Forecast:
     """Predicts every point of a grid.
 
     axes: axes of the grid, with `@edges` (sizes around predicted cliffs) already expanded.
@@ -165,7 +165,7 @@ def forecast(axes: Sequence[Axis], held: Held, times: RememberedTimes) -> Foreca
 
 def _row(
     axes: dict[str, int], found: list[OpEstimate], spec: DeviceSpec, correlation: float
-) -> PredictedPlace:
+) -> PredictedPoint:
     """Sums the predictions of all ops at one grid point.
 
     found: estimates of all ops at the grid point.
@@ -188,7 +188,7 @@ def _row(
     work = worst.estimate.op.workload
     used = tile_in_use(spec, work.dtype, worst.estimate.estimate.launch)
     reasons = idle_reasons(work, spec, used, worst.peak_share)
-    return PredictedPlace(
+    return PredictedPoint(
         axes=axes,
         latency_us=whole.latency_us,
         low_us=whole.low_us,
@@ -223,7 +223,7 @@ def _op(found: OpEstimate, spec: DeviceSpec) -> PredictedOp:
     )
 
 
-def with_cliffs(rows: Sequence[PredictedPlace], model: GemmModel) -> tuple[PredictedPlace, ...]:
+def with_cliffs(rows: Sequence[PredictedPoint], model: GemmModel) -> tuple[PredictedPoint, ...]:
     """Fills in `rise_at_next_m` and `slower_than_best_kernel` of the rows."""
     found = []
     rises = rises_at_next_m(rows, model)
@@ -232,7 +232,7 @@ def with_cliffs(rows: Sequence[PredictedPlace], model: GemmModel) -> tuple[Predi
     return tuple(found)
 
 
-def rises_at_next_m(rows: Sequence[PredictedPlace], model: GemmModel) -> tuple[Rise | None, ...]:
+def rises_at_next_m(rows: Sequence[PredictedPoint], model: GemmModel) -> tuple[Rise | None, ...]:
     """Returns the predicted rise of the time from m to m + 1 for each row.
 
     The result is None for a row that is not a single unbatched GEMM along m, and for all rows if
@@ -265,7 +265,7 @@ def rises_at_next_m(rows: Sequence[PredictedPlace], model: GemmModel) -> tuple[R
     return tuple(found)
 
 
-def slower_than_best_kernel(rows: Sequence[PredictedPlace], model: GemmModel) -> tuple[float, ...]:
+def slower_than_best_kernel(rows: Sequence[PredictedPoint], model: GemmModel) -> tuple[float, ...]:
     """Returns how much slower than the cost model's fastest kernel each GEMM is predicted to be.
 
     The result is predicted time / time of the fastest kernel − 1, and at least 0. A large value
@@ -286,7 +286,7 @@ def slower_than_best_kernel(rows: Sequence[PredictedPlace], model: GemmModel) ->
     return tuple(found.beyond.clip(0.0).tolist())
 
 
-def _along_m(row: PredictedPlace) -> Gemm | None:
+def _along_m(row: PredictedPoint) -> Gemm | None:
     """Returns the GEMM of a row that is a single unbatched GEMM on a grid with an axis m.
 
     Returns None for other rows, and for the largest m that the model takes.

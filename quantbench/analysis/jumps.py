@@ -17,7 +17,7 @@ from quantbench.analysis.blocks import Cause, compute_bound, num_waves
 from quantbench.analysis.curves import Family, FittedCurve, OfFamily
 from quantbench.analysis.explain import CurveStep, cause_of
 from quantbench.analysis.periods import TileOf
-from quantbench.analysis.staircase import Explanation
+from quantbench.analysis.staircase import TileCandidate
 from quantbench.analysis.step_detection import Break
 from quantbench.analysis.summary import Point, useful_work
 from quantbench.device.spec import DeviceSpec
@@ -31,7 +31,7 @@ SMALLEST_CLIFF = log(1.03)
 # Number of standard errors that a cliff must exceed. The number is high because each curve has many
 # gaps. Even so, a false step appears on about one in seven simulated curves without steps (100
 # points each).
-_SURE = 4.0
+_MIN_STANDARD_ERRORS = 4.0
 _95_PERCENT = 1.96
 
 
@@ -72,7 +72,7 @@ class Jump:
         step = self.step
         if step is None or not self.close:
             return None
-        if abs(step.log_jump) < max(SMALLEST_CLIFF, _SURE * step.standard_error):
+        if abs(step.log_jump) < max(SMALLEST_CLIFF, _MIN_STANDARD_ERRORS * step.standard_error):
             return None
         before, after = self.fitted.fit.levels[self.index : self.index + 2]
         return step if step.log_jump < 0 or after - before > self.log_growth else None
@@ -89,7 +89,7 @@ class Jump:
             return 0.0 if cliff is None else cliff.log_jump
         height = log(self.after.latency_us / self.before.latency_us) - self.log_growth
         one, two = self.fitted.sigma[self.index : self.index + 2]
-        return height if height > _SURE * sqrt(one**2 + two**2) else 0.0
+        return height if height > _MIN_STANDARD_ERRORS * sqrt(one**2 + two**2) else 0.0
 
 
 def jumps_of(fitted: Iterable[FittedCurve]) -> tuple[Jump, ...]:
@@ -227,7 +227,7 @@ def common_cliffs(
     jumps: Iterable[Jump],
     cliffs: Sequence[Cliff],
     spec: DeviceSpec,
-    explained_by: Mapping[Family, Explanation],
+    explained_by: Mapping[Family, TileCandidate],
 ) -> tuple[CommonCliff, ...]:
     """Finds the sizes at which the median jump over many curves is significant, largest first.
 
@@ -262,7 +262,7 @@ def common_cliffs(
     return tuple(sorted(found, key=lambda common: -common.ratio))
 
 
-def _more_waves(jump: Jump, explanation: Explanation) -> bool | None:
+def _more_waves(jump: Jump, explanation: TileCandidate) -> bool | None:
     """Returns whether the point after the gap needs more waves than the point before the gap.
 
     Returns None if the workload has no known number of blocks.

@@ -25,8 +25,8 @@ from quantbench.analysis.staircase import (
     BLOCK_SIDES,
     CPU_BLOCK_SIDES,
     MOST_BLOCKS_PER_SM,
-    Explanation,
     Recovered,
+    TileCandidate,
     candidates,
     recover,
 )
@@ -71,7 +71,7 @@ class Period(OfFamily):
     num_curves: int
     spacing: float | None = None
     spacing_error: float | None = None
-    chosen: Explanation | None = None
+    chosen: TileCandidate | None = None
     declared: Tile | None = None
 
     @property
@@ -104,7 +104,7 @@ class Period(OfFamily):
         """Description of the chosen explanation (`128x256 tile on 108 SMs`); "" without one."""
         return "" if self.chosen is None else self.words_of(self.chosen)
 
-    def words_of(self, explanation: Explanation) -> str:
+    def words_of(self, explanation: TileCandidate) -> str:
         """Describes an explanation of this family's steps (see `blocks.tile_words`)."""
         return tile_words(explanation.tile, explanation.resident_blocks, self.sm_count)
 
@@ -214,7 +214,7 @@ def _choose(curves: Sequence[FittedCurve], spec: DeviceSpec) -> list[FittedCurve
     return [bound[i * len(bound) // number] for i in range(number)]
 
 
-def _plausibility(explanation: Explanation, spec: DeviceSpec) -> tuple[float, ...]:
+def _plausibility(explanation: TileCandidate, spec: DeviceSpec) -> tuple[float, ...]:
     """Returns a sort key by which one of several equivalent explanations is selected.
 
     The preference is, in this order: few blocks per SM, sides that are powers of two, an aspect
@@ -295,7 +295,7 @@ def tile_finder(
             waves = not one_core and resident > 1
             per_sm = chosen.per_sm(spec.sm_count) if waves else None
             return TileInUse(chosen.tile, resident, "steps", period.tile_words, waves, per_sm)
-        assumed = Explanation(used.tile.block_m, used.tile.block_n, used.resident_blocks)
+        assumed = TileCandidate(used.tile.block_m, used.tile.block_n, used.resident_blocks)
         recovered = period.recovered
         plausible = recovered.verdict == "INCONCLUSIVE" and assumed in recovered.plausible
         return used if plausible else None

@@ -65,7 +65,7 @@ class RulePair:
 
 
 @dataclass(frozen=True)
-class Material:
+class RunData:
     """The points and fitted curves of a run, in which the pair finders search.
 
     tile_of: function that maps a point to its tile (see `periods.tile_finder`).
@@ -99,7 +99,7 @@ class Material:
 
 #: the pairs that test a rule, or the reason why there are none
 PairsOrReason = list[RulePair] | str
-PairFinder = Callable[[Material], PairsOrReason]
+PairFinder = Callable[[RunData], PairsOrReason]
 
 
 def log_cost(point: Point) -> float:
@@ -108,7 +108,7 @@ def log_cost(point: Point) -> float:
 
 
 def multiples(
-    material: Material,
+    material: RunData,
     axis: str,
     divisor: int | Callable[[DeviceSpec], int],
     *,
@@ -190,13 +190,13 @@ def _nearest(
     return None
 
 
-def _pair(kept: Point, broken: Sequence[Point], material: Material) -> RulePair:
+def _pair(kept: Point, broken: Sequence[Point], material: RunData) -> RulePair:
     """Compares the point that keeps the rule with the geometric mean of those that break it."""
     effect = float(np.mean(list(map(log_cost, broken))) - log_cost(kept))
     error = sqrt(sum(material.sigma(point) ** 2 for point in broken)) / len(broken)
     predicted = None
-    kept_slots = _log_slots(kept, material.tile_of(kept))
-    slots = [_log_slots(point, material.tile_of(point)) for point in broken]
+    kept_slots = _log_padded_work(kept, material.tile_of(kept))
+    slots = [_log_padded_work(point, material.tile_of(point)) for point in broken]
     known = [one for one in slots if one is not None]
     if kept_slots is not None and len(known) == len(broken):
         predicted = float(np.mean(known) - kept_slots)
@@ -204,7 +204,7 @@ def _pair(kept: Point, broken: Sequence[Point], material: Material) -> RulePair:
     return RulePair(keys, effect, hypot(material.sigma(kept), error), predicted)
 
 
-def _log_slots(point: Point, used: TileInUse | None) -> float | None:
+def _log_padded_work(point: Point, used: TileInUse | None) -> float | None:
     """Returns the log of a GEMM's cost by wave quantization, relative to no padding or idle SMs.
 
     The cost is (output elements that all waves have room for) / (elements of the output). Returns
@@ -217,7 +217,7 @@ def _log_slots(point: Point, used: TileInUse | None) -> float | None:
     return -log(quantize(point.workload, used.tile, resident).efficiency)
 
 
-def halves(material: Material, axis: str) -> PairsOrReason:
+def halves(material: RunData, axis: str) -> PairsOrReason:
     """Compares GEMMs at each size along `axis` with compute-bound GEMMs at half that size."""
     pairs = []
     for one in material.along(axis):
@@ -231,7 +231,7 @@ def halves(material: Material, axis: str) -> PairsOrReason:
     return pairs or f"no product measured at both a value of {axis} and half of it"
 
 
-def whole_waves(material: Material) -> PairsOrReason:
+def whole_waves(material: RunData) -> PairsOrReason:
     """Compares neighbouring sizes of a curve that run the same tile and differ in their waves.
 
     The smaller size keeps the rule: it fills its last wave to at least 90 %. The larger size breaks
@@ -280,7 +280,7 @@ def _loads_in_full(point: Point) -> bool:
 
 
 def fallbacks(
-    material: Material, breaks: Callable[[Softmax], bool], *, same: Sequence[str], what: str
+    material: RunData, breaks: Callable[[Softmax], bool], *, same: Sequence[str], what: str
 ) -> PairsOrReason:
     """Compares each fallback softmax that breaks a rule with the nearest fused softmax.
 
@@ -313,8 +313,8 @@ def fallbacks(
     for point, work in broken:
         alike = kept.get((point.mode, *fixed(work)))
         if alike:
-            elements = work.live_elements
-            nearest, _ = min(alike, key=lambda one: abs(log(one[1].live_elements / elements)))
+            elements = work.unmasked_elements
+            nearest, _ = min(alike, key=lambda one: abs(log(one[1].unmasked_elements / elements)))
             pairs.append(_pair(nearest, [point], material))
     return pairs or f"no pair of softmax with the same {', '.join(same)}, one fused and one {what}"
 
@@ -332,7 +332,7 @@ def _fused(work: Softmax) -> bool:
     ).available
 
 
-def first_of(material: Material, finders: Sequence[PairFinder]) -> PairsOrReason:
+def first_of(material: RunData, finders: Sequence[PairFinder]) -> PairsOrReason:
     """Returns the pairs from the first finder that finds some.
 
     If no finder finds pairs, returns the reason that the first finder gives.
@@ -355,7 +355,7 @@ class _Layer:
     sigma: float
 
 
-def _layers(material: Material, axis: str) -> list[dict[int, _Layer]]:
+def _layers(material: RunData, axis: str) -> list[dict[int, _Layer]]:
     """Returns whole layers by their value of `axis`, in one mapping per setting of the other axes.
 
     Each op is taken from its fastest provider. An op is summed only if it was measured at every
@@ -387,7 +387,7 @@ def _layers(material: Material, axis: str) -> list[dict[int, _Layer]]:
     return found
 
 
-def _layer(points: Sequence[Point], material: Material) -> _Layer:
+def _layer(points: Sequence[Point], material: RunData) -> _Layer:
     """Sums the ops of one layer, given as one point per op."""
     total_us = sum(point.total_us for point in points)
     work = sum(useful_work(point.workload) * point.count for point in points)
@@ -395,7 +395,7 @@ def _layer(points: Sequence[Point], material: Material) -> _Layer:
     return _Layer(tuple(point.key for point in points), log(total_us / work), error)
 
 
-def best_value(material: Material, axis: str, value: int) -> PairsOrReason:
+def best_value(material: RunData, axis: str, value: int) -> PairsOrReason:
     """Compares whole layers at `value` of `axis` with layers at the best other value.
 
     The best other value has the lowest cost relative to `value`, on average over all settings of
@@ -410,7 +410,7 @@ def best_value(material: Material, axis: str, value: int) -> PairsOrReason:
     return min(by_rival.values(), key=lambda pairs: fmean(pair.log_effect for pair in pairs))
 
 
-def doublings(material: Material, axis: str) -> PairsOrReason:
+def doublings(material: RunData, axis: str) -> PairsOrReason:
     """Compares whole layers at each value of `axis` with layers at twice that value."""
     pairs = []
     for layers in _layers(material, axis):

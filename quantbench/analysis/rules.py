@@ -19,10 +19,10 @@ import numpy as np
 
 from quantbench.analysis.experts import rows_of
 from quantbench.analysis.rule_pairs import (
-    Material,
     PairFinder,
     PairsOrReason,
     RulePair,
+    RunData,
     best_value,
     doublings,
     fallbacks,
@@ -433,7 +433,7 @@ def rule_named(name: str) -> RuleOfThumb:
     return by_id[name]
 
 
-def judge_all(material: Material, rules: Sequence[RuleOfThumb] = RULES) -> tuple[Verdict, ...]:
+def judge_all(material: RunData, rules: Sequence[RuleOfThumb] = RULES) -> tuple[Verdict, ...]:
     """Returns a verdict on each rule. On a CPU, rules about GPUs are NOT TESTED.
 
     material: points and curves of the run.

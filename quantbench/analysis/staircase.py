@@ -42,7 +42,7 @@ MOST_BLOCKS_PER_SM = 4
 
 
 @dataclass(frozen=True)
-class Explanation:
+class TileCandidate:
     """A tile and a number of resident blocks, which together predict the waves at every size.
 
     block_m, block_n: sides of the tile, in output elements.
@@ -71,7 +71,7 @@ class Candidates:
     """
 
     waves: Ints
-    members: tuple[tuple[Explanation, ...], ...]
+    members: tuple[tuple[TileCandidate, ...], ...]
 
 
 def candidates(
@@ -90,16 +90,16 @@ def candidates(
     >>> sizes = [[Gemm(m=4096, n=n, k=64) for n in range(256, 4096, 256)]]
     >>> found = candidates(sizes, (128, 256), (108, 216))
     >>> for members in found.members:
-    ...     if Explanation(128, 256, 108) in members:
+    ...     if TileCandidate(128, 256, 108) in members:
     ...         print(*members, sep="\\n")
-    Explanation(block_m=128, block_n=128, resident_blocks=216)
-    Explanation(block_m=128, block_n=256, resident_blocks=108)
-    Explanation(block_m=256, block_n=128, resident_blocks=108)
+    TileCandidate(block_m=128, block_n=128, resident_blocks=216)
+    TileCandidate(block_m=128, block_n=256, resident_blocks=108)
+    TileCandidate(block_m=256, block_n=128, resident_blocks=108)
     """
     sizes = map(attrgetter("m", "n", "batch"), chain.from_iterable(products))
     m, n, batch = np.array(list(sizes), dtype=np.int64).T
     ends = np.cumsum(list(map(len, products)))
-    by_class: dict[bytes, list[Explanation]] = {}
+    by_class: dict[bytes, list[TileCandidate]] = {}
     rows: list[Ints] = []
     at_a_time = np.array(sorted(resident), dtype=np.int64)
     tiles = {pair for pair in product(sides, sides) if prod(pair) <= _LARGEST_TILE}
@@ -115,7 +115,7 @@ def candidates(
             if key not in by_class:
                 by_class[key] = []
                 rows.append(waves[i])
-            by_class[key].append(Explanation(block_m, block_n, int(count)))
+            by_class[key].append(TileCandidate(block_m, block_n, int(count)))
     return Candidates(np.stack(rows), tuple(map(tuple, by_class.values())))
 
 
@@ -193,11 +193,11 @@ class Recovered:
 
     verdict: str
     reason: str
-    best: tuple[Explanation, ...]
+    best: tuple[TileCandidate, ...]
     confidence: float
     explained: float
-    rivals: tuple[Explanation, ...]
-    plausible: frozenset[Explanation] = field(repr=False)
+    rivals: tuple[TileCandidate, ...]
+    plausible: frozenset[TileCandidate] = field(repr=False)
 
 
 def recover(curves: Sequence[FittedCurve], found: Candidates) -> Recovered:
@@ -219,7 +219,7 @@ def recover(curves: Sequence[FittedCurve], found: Candidates) -> Recovered:
     weight = np.exp(-(total - total[best]) / 2 / scale)
     confidence = float(weight[best] / weight.sum())
     if len(curves) >= _FEWEST_TO_RESAMPLE:
-        confidence = min(confidence, _share_of_wins(misfit, best))
+        confidence = min(confidence, _bootstrap_win_fraction(misfit, best))
     gain = null.sum() - total[best]
     explained = float(np.clip(gain / max(null.sum() - freedom, 1e-9), 0.0, 1.0))
     verdict = "INCONCLUSIVE"
@@ -295,7 +295,7 @@ def _whitener(log_size: Floats, sigma: Floats) -> Floats:
     return inverse
 
 
-def _share_of_wins(misfit: Floats, best: int) -> float:
+def _bootstrap_win_fraction(misfit: Floats, best: int) -> float:
     """Returns the fraction of bootstrap resamples in which `best` has the smallest misfit.
 
     Each resample draws, with replacement, as many curves as were measured.

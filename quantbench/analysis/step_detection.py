@@ -40,7 +40,7 @@ _TREND_RANGE = (-0.2, 2.2)
 _LONGEST_PIECE = 512
 # A position is within the 95 % range of a break if its cost exceeds the cost at the best position
 # by at most this. It is the 95 % quantile of χ² with one degree of freedom.
-_SAME_PLACE = 3.84
+_CHI2_95 = 3.84
 
 
 @dataclass(frozen=True)
@@ -344,7 +344,7 @@ def _places(sums: _Sums, curve: Ints, start: Ints, split: Ints, stop: Ints) -> t
     own = np.repeat(np.arange(len(split)), lengths)
     tried = np.arange(len(own)) - begins[own] + start[own] + 1
     cost = sums.cost(curve[own], start[own], tried) + sums.cost(curve[own], tried, stop[own])
-    within = cost <= (cost[begins + split - start - 1] + _SAME_PLACE)[own]
+    within = cost <= (cost[begins + split - start - 1] + _CHI2_95)[own]
     first = np.minimum.reduceat(np.where(within, tried, stop[own]), begins)
     last = np.maximum.reduceat(np.where(within, tried, start[own]), begins)
     return first - 1, last - 1

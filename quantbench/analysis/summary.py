@@ -334,7 +334,7 @@ def row_of(points: tuple[Point, ...], ops: Collection[str] = ()) -> LayerRow:
 FASTEST = "each op's fastest"
 
 
-def are_parts(points: Sequence[Point]) -> bool:
+def providers_run_different_ops(points: Sequence[Point]) -> bool:
     """Returns whether the providers ran different ops, so that only all together form a layer."""
     ops: dict[str, set[str]] = defaultdict(set)
     for point in points:

@@ -18,14 +18,14 @@ def merge(
     force: bool = option(False, "Merge even if devices or software differ."),
 ) -> Result:
     """Merge runs of one device and software: each point once, with its most trusted measurement."""
-    from quantbench.cluster.cards import card_lines, compare_cards
+    from quantbench.cluster.cards import card_lines, compare_devices
     from quantbench.cluster.merge import merge_runs, write_merged
     from quantbench.store.folder import read_one_run
 
     merged = merge_runs([read_one_run(folder) for folder in runs], run_id, force=force)
     folder = write_merged(results, merged)
     points = sum(record.role == "point" for record in merged.records)
-    cards = card_lines(compare_cards(merged.records))
+    cards = card_lines(compare_devices(merged.records))
     answer = {
         "run": folder,
         "runs": len(runs),

@@ -39,7 +39,7 @@ from quantbench.workload.transformer import ATTENTIONS
 
 # Fields that a grid copies from the preset or configuration. The number of layers is not copied,
 # because each grid point is one layer.
-_OF_A_MODEL = (
+_MODEL_FIELDS = (
     "hidden",
     "heads",
     "kv_heads",
@@ -60,7 +60,7 @@ _OF_A_MODEL = (
     "value_dim",
 )
 # Options that `sweep_words` repeats in addition to axes and sizes.
-_SAID_AGAIN = (
+_REPEATED_OPTIONS = (
     "model",
     "config",
     "kv_heads",
@@ -321,7 +321,7 @@ def chosen_model(
         expected = f"--model, --config, or all of {sizes}"
         raise InputError(options.who, f"no {' and no '.join(missing)}", expected)
     tp = typed.get("tp", 1)
-    changes = {**_following(base, typed, tp), **typed}
+    changes = {**_dependent_sizes(base, typed, tp), **typed}
     how, assumed = attention_of(options, device)
     if named.name:
         for name in ("heads", "kv_heads", "head_dim", "ffn"):
@@ -389,7 +389,7 @@ def recipes_of(device: DeviceSpec) -> str:
     return f"one of {', '.join(runs)}" if runs else "a GPU with 8-bit floating-point products"
 
 
-def _following(base: TransformerShape, typed: dict[str, Any], tp: int) -> dict[str, Any]:
+def _dependent_sizes(base: TransformerShape, typed: dict[str, Any], tp: int) -> dict[str, Any]:
     """Returns new values for sizes of `base` that depend on a typed hidden or a typed heads.
 
     A value of 0 means that the size is derived again from hidden and heads.
@@ -479,7 +479,7 @@ def held_and_dims(arguments: GridOptions) -> tuple[Held, tuple[str, ...]]:
     )
     named = arguments.named
     if named.name:
-        held = replace(held, **{name: getattr(named.shape, name) for name in _OF_A_MODEL})
+        held = replace(held, **{name: getattr(named.shape, name) for name in _MODEL_FIELDS})
         # Attention "" means the device's usual attention, which is filled in when the device is
         # known.
         if named.shape.attention == "unfused":
@@ -488,7 +488,7 @@ def held_and_dims(arguments: GridOptions) -> tuple[Held, tuple[str, ...]]:
         values["attention"] = require_choice(who, "--attention", arguments.attention, ATTENTIONS)
     if arguments.routing:
         values["routing"] = _routing(arguments.routing)
-    held = _free_what_follows(held, given)
+    held = _reset_dependent_sizes(held, given)
     held = replace(held, **values, gated=held.gated or arguments.gated, dtype=arguments.dtype)
     if arguments.routing and not held.experts and given.isdisjoint(_MOE_FIELDS):
         typed_routing = f"--routing {arguments.routing} without experts"
@@ -615,7 +615,7 @@ def _require_used(arguments: GridOptions) -> None:
     expected = "sizes of a model"
     if arguments.listed or arguments.axes <= set(GEMM_DIMS):
         unused = DIMS if arguments.listed else MODEL_DIMS
-        others = [name for name in _SAID_AGAIN if name not in ("layout", "dtype")]
+        others = [name for name in _REPEATED_OPTIONS if name not in ("layout", "dtype")]
         expected = f"sizes of a plain product: {', '.join(GEMM_DIMS)}"
     sizes = [name.replace("-", "_") for name in unused]
     found = typed_words(arguments, (*sizes, *others))
@@ -632,10 +632,10 @@ def _require_used(arguments: GridOptions) -> None:
 def sweep_words(arguments: GridOptions) -> str:
     """Formats the options with which `quantbench sweep` measures the predicted points."""
     sizes = (dim.replace("-", "_") for dim in DIMS)
-    return " ".join(typed_words(arguments, ("dim", *sizes, *_SAID_AGAIN)))
+    return " ".join(typed_words(arguments, ("dim", *sizes, *_REPEATED_OPTIONS)))
 
 
-def _free_what_follows(held: Held, given: set[str]) -> Held:
+def _reset_dependent_sizes(held: Held, given: set[str]) -> Held:
     """Resets the preset's sizes that depend on given sizes to 0, so that they are derived again.
 
     A given hidden resets heads and kv_heads if heads × head_dim is the preset's hidden. It also

@@ -11,7 +11,7 @@ from quantbench.cli.times import MACHINES, TimesOptions
 from quantbench.planner.calibration import STACKS
 
 #: options that describe one layout, by field name; a search may take several values of each
-OF_A_LAYOUT = (
+LAYOUT_OPTIONS = (
     "dp",
     "tp",
     "pp",

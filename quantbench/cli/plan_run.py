@@ -17,14 +17,14 @@ from rich.text import Text
 from quantbench.alignment_rules import Broken, broken_by_shape
 from quantbench.cli.options import typed_words
 from quantbench.cli.output import Lines, Result, plain_table, warning
-from quantbench.cli.plan_options import OF_A_LAYOUT
+from quantbench.cli.plan_options import LAYOUT_OPTIONS
 from quantbench.cli.plan_setup import Setup
 from quantbench.latency.interconnect import GENERIC
 from quantbench.latency.op_times import OpTimes
 from quantbench.planner.calibration import STACKS, Calibration
 from quantbench.planner.constraints import is_possible, violations
 from quantbench.planner.folklore import Judged, judge_folklore
-from quantbench.planner.layer_time import Span, divided
+from quantbench.planner.layer_time import TimeInterval, divided
 from quantbench.planner.layout import Job, Layout
 from quantbench.planner.memory import GIB, limit_bytes
 from quantbench.planner.predict import NOT_COUNTED, Planner, Prediction, job_to_json
@@ -226,7 +226,7 @@ def _layouts_table(best: Sequence[Prediction]) -> Table:
     for p in best:
         layout = p.layout
         table.add_row(
-            *(str(getattr(layout, name)) for name in OF_A_LAYOUT[:8]),
+            *(str(getattr(layout, name)) for name in LAYOUT_OPTIONS[:8]),
             layout.recompute,
             "yes" * layout.sequence_parallel,
             _seconds(p.iteration.sec, "–"),
@@ -283,10 +283,10 @@ def _other_stacks(setup: Setup, job: Job, best: Prediction, times: OpTimes) -> I
 
 def _next_line(setup: Setup, layout: Layout) -> str:
     """Returns a line with the command that checks a layout."""
-    without = (*OF_A_LAYOUT, "allow_uneven")
+    without = (*LAYOUT_OPTIONS, "allow_uneven")
     names = [one.name for one in fields(setup.options) if one.name not in without]
     typed = typed_words(setup.options, names)
-    for name in OF_A_LAYOUT:
+    for name in LAYOUT_OPTIONS:
         value = getattr(layout, name)
         if value is True:
             typed.append(f"--{name.replace('_', '-')}")
@@ -362,7 +362,7 @@ def _bound_lines(p: Prediction) -> Iterator[str]:
     yield f"a lower bound on time (MFU: an upper bound), not counted: {', '.join(NOT_COUNTED)}"
 
 
-def _seconds(sec: Span, between: str) -> str:
+def _seconds(sec: TimeInterval, between: str) -> str:
     """Formats a time in seconds with its interval, such as `12.34 (11.9–12.8)`.
 
     between: text between the lower and the upper bound.

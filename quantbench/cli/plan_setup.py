@@ -12,14 +12,14 @@ from typing import Any
 
 from quantbench.cli.model_options import chosen_model
 from quantbench.cli.options import integers, typed_words
-from quantbench.cli.plan_options import OF_A_LAYOUT, PlanOptions
+from quantbench.cli.plan_options import LAYOUT_OPTIONS, PlanOptions
 from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_choice
 from quantbench.latency.interconnect import Cluster, cluster, reference_cluster
 from quantbench.latency.libraries import library_words
 from quantbench.latency.model_times import BestTimes
-from quantbench.latency.op_times import OpTimes, RememberedTimes, TimesOf
+from quantbench.latency.op_times import CachedTimes, OpTimes, TimesOf
 from quantbench.planner.calibration import (
     STACKS,
     Calibration,
@@ -164,7 +164,7 @@ class Setup:
         profile = self.profile
         if profile is None:
             return BestTimes(self.options.library)
-        measured = RememberedTimes(profile)
+        measured = CachedTimes(profile)
 
         def times(device: DeviceSpec) -> OpTimes:
             if device.name != profile.device.name:
@@ -259,14 +259,14 @@ class Setup:
 
         one_layout: whether to include the assumptions about the layout that --check examines.
         """
-        assumed = [*self.model[1], *self._of_the_job()]
+        assumed = [*self.model[1], *self._job_assumptions()]
         if one_layout:
             for name, words in _USUAL.items():
                 if not getattr(self.options, name) and (name != "ep" or self.shape.experts):
                     assumed.append(words)
         return assumed
 
-    def _of_the_job(self) -> Iterator[str]:
+    def _job_assumptions(self) -> Iterator[str]:
         """Yields the assumptions about vocabulary, experts, optimizer, machines and software."""
         o, shape = self.options, self.shape
         # Without --tp, the padding is listed if it would be needed for tp = 8.
@@ -330,7 +330,7 @@ def given(o: PlanOptions) -> Given:
     for typed in typed_words(o, ("model", "config")):
         raise InputError(f"{_WHO} --rows", typed, "models as the rows name them")
     cells: dict[str, Any] = {one.name: getattr(o, one.name, None) for one in fields(TableRow)}
-    for name in OF_A_LAYOUT[: OF_A_LAYOUT.index("recompute")]:
+    for name in LAYOUT_OPTIONS[: LAYOUT_OPTIONS.index("recompute")]:
         values = integers(f"--{name}", getattr(o, name), low=0)
         if len(values) > 1:
             typed = f"--{name} {getattr(o, name)}"

@@ -112,7 +112,7 @@ def predict_sweep(
     gradients of experts.
     """
     from quantbench.analysis.forecast import forecast
-    from quantbench.latency.op_times import RememberedTimes
+    from quantbench.latency.op_times import CachedTimes
     from quantbench.sweep.edges import parse_grid
 
     spec = source.device
@@ -125,7 +125,7 @@ def predict_sweep(
         raise InputError("predict", f"--dtype {held.dtype} on {spec.name}", f"one of {spec.dtypes}")
     resolve_library(spec.name, held.dtype, arguments.library, "predict")
     axes = parse_grid(dims, held, spec, "predict")
-    times = RememberedTimes(source, softmax=held.softmax)
+    times = CachedTimes(source, softmax=held.softmax)
     found = forecast(axes, held, times)
     ops = {op.op.name for op in found.ops}
     latent = []

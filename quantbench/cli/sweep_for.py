@@ -160,7 +160,7 @@ def _export_words(
     return " ".join(words)
 
 
-def planner_words(options: SweepOptions, spec: DeviceSpec) -> tuple[str, ...]:
+def planner_assumptions(options: SweepOptions, spec: DeviceSpec) -> tuple[str, ...]:
     """Describes what a sweep for a planner assumes, and which ops it does not measure."""
     words = [f"by {', '.join(options.providers)}", "linear layers of layout nt"]
     words.append("all-reduce is modelled unless `torchrun -m quantbench comm` measures it")

@@ -34,7 +34,16 @@ _PRECISION = {"cuda": "0.5%", "cpu": "1%"}
 _MAX_TIME_S = {"cuda": 2.0, "cpu": 0.5}
 # Options that control how points are measured and how many. Only these options are allowed with a
 # file of transformer shapes.
-_HOW = ("provider", "cache", "mode", "precision", "distribution", "budget", "points", "shard")
+_MEASUREMENT_OPTIONS = (
+    "provider",
+    "cache",
+    "mode",
+    "precision",
+    "distribution",
+    "budget",
+    "points",
+    "shard",
+)
 # Planners that --for knows.
 _PLANNERS = ("aiconfigurator",)
 RUN = "Run"
@@ -103,7 +112,7 @@ def sweep_options(arguments: SweepArguments, device_kind: str) -> SweepOptions:
     from quantbench.timing.options import TimingOptions
 
     of_models = arguments.shapes is not None and arguments.shapes.suffix == SUFFIX
-    about = _typed_except(arguments, "dim", "shapes", *_HOW)
+    about = _typed_except(arguments, "dim", "shapes", *_MEASUREMENT_OPTIONS)
     if of_models and about:  # a shape states its own sizes, ops and number formats
         typed = f"--shapes {arguments.shapes} with {about[0]}"
         raise InputError("sweep", typed, "shapes as the file describes them")
@@ -153,7 +162,7 @@ def options_on(arguments: SweepArguments, spec: DeviceSpec) -> SweepOptions:
 def _require_planner(arguments: SweepArguments) -> None:
     """Raises InputError if --for is unknown, has no model, or has options that select points."""
     planner = require_choice("sweep", "--for", arguments.for_, _PLANNERS)
-    allowed = ("for_", "model", "config", "tp", "dtype", *_HOW)
+    allowed = ("for_", "model", "config", "tp", "dtype", *_MEASUREMENT_OPTIONS)
     others = _typed_except(arguments, *allowed)
     if others:
         expected = "points that the planner needs: --model, --config, --tp and --dtype at most"
@@ -167,9 +176,9 @@ def assumed_of(
 ) -> tuple[str, ...]:
     """Returns the assumptions that change the result of a planned sweep, one text each."""
     if options.works:
-        from quantbench.cli.sweep_for import planner_words
+        from quantbench.cli.sweep_for import planner_assumptions
 
-        return planner_words(options, spec)
+        return planner_assumptions(options, spec)
     if options.models:
         return _stated_words([one.shape for one in options.models])
     held = with_defaults(options.held, spec, options.dims)

@@ -32,7 +32,7 @@ from quantbench.report.sweep_result import (
 )
 from quantbench.report.terminal import drawn, section_lines
 from quantbench.store.folder import Run
-from quantbench.store.record import Failed, Measured, Place, Record
+from quantbench.store.record import Failed, GridPosition, Measured, Record
 from quantbench.store.run import RunInfo
 from quantbench.sweep.options import SweepOptions, options_from_json, plan_sweep
 from quantbench.sweep.plan import Group, Plan
@@ -134,7 +134,7 @@ def left_out(plan: Plan) -> list[LeftOut]:
     return [LeftOut(dashed(axis), *range_, tuple(ops)) for range_, ops in ops_of.items()]
 
 
-def _places(groups: Sequence[Group]) -> list[Place]:
+def _places(groups: Sequence[Group]) -> list[GridPosition]:
     """Returns the grid positions of all points in the groups."""
     points = chain.from_iterable(group.points for group in groups)
     return list(chain.from_iterable(point.places for point in points))

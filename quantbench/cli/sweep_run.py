@@ -36,7 +36,7 @@ from quantbench.cli.sweep_print import (
     result,
     show_progress,
 )
-from quantbench.cluster.cards import card_lines, compare_cards
+from quantbench.cluster.cards import card_lines, compare_devices
 from quantbench.cluster.ray_cluster import connected
 from quantbench.cluster.ray_sweep import ClusterRun, ClusterSweep
 from quantbench.device.spec import DeviceSpec
@@ -280,7 +280,7 @@ def run_on_ray(
         devices = len(run.devices)
         failed = failed or _failed(measured)
         lines, answer = result(measured, run.finished, wall_s, devices=devices, earlier_s=earlier_s)
-        cards = compare_cards(measured.records)
+        cards = compare_devices(measured.records)
         of_run = {"assumed": assumed[run.folder], "devices": devices, "cards": cards}
         told.append({**answer, **of_run})
         said += [*lines, *card_lines(cards)]

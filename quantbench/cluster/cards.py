@@ -1,4 +1,4 @@
-"""Finds slow devices in a cluster: `compare_cards` compares each device with the median device.
+"""Finds slow devices in a cluster: `compare_devices` compares each device with the median device.
 
 Every device of a run measures the same few reference workloads (`reference_set`), and the times of
 these workloads are compared.
@@ -22,7 +22,7 @@ _SLOW = 0.03
 
 
 @dataclass(frozen=True)
-class Card:
+class DeviceComparison:
     """Comparison of one device with the median device of its run.
 
     label: name of the device and its node.
@@ -71,7 +71,7 @@ def reference_set(plan: Plan) -> tuple[PlanPoint, ...]:
     return tuple(found.values())
 
 
-def compare_cards(records: Iterable[Record]) -> tuple[Card, ...]:
+def compare_devices(records: Iterable[Record]) -> tuple[DeviceComparison, ...]:
     """Compares each device with the median device, and returns the slowest device first.
 
     The median device is determined separately for each reference workload. With an even number of
@@ -100,7 +100,7 @@ def compare_cards(records: Iterable[Record]) -> tuple[Card, ...]:
     cards = []
     for label, of_card in ratios.items():
         cards.append(
-            Card(
+            DeviceComparison(
                 label=label,
                 slowdown=median(of_card) - 1,
                 slow=median_interval(of_card).low > 1 + _SLOW,
@@ -112,7 +112,7 @@ def compare_cards(records: Iterable[Record]) -> tuple[Card, ...]:
     return tuple(sorted(cards, key=lambda card: -card.slowdown))
 
 
-def card_lines(cards: Sequence[Card]) -> tuple[str, ...]:
+def card_lines(cards: Sequence[DeviceComparison]) -> tuple[str, ...]:
     """Formats one line per slow device, or a single line if no device is slow.
 
     The result is empty if there are no cards.

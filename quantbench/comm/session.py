@@ -18,7 +18,15 @@ from quantbench.errors import InputError, MeasurementError, require_choice
 from quantbench.measurement import Measurement
 from quantbench.quantization import cdiv
 from quantbench.stats import typical_us
-from quantbench.store.record import Failed, Measured, Outcome, Place, Record, Skipped, record_key
+from quantbench.store.record import (
+    Failed,
+    GridPosition,
+    Measured,
+    Outcome,
+    Record,
+    Skipped,
+    record_key,
+)
 from quantbench.timing.grade import Drift, grade
 from quantbench.timing.lockstep import Leader, LeaderSampler
 from quantbench.timing.options import TimingOptions
@@ -210,7 +218,7 @@ class CommSession:
             collective,
             provider,
             outcome,
-            places=(Place({"message_bytes": collective.message_bytes}, collective.op),),
+            places=(GridPosition({"message_bytes": collective.message_bytes}, collective.op),),
             role=role,
             elapsed_s=self.now() - self._start_s,
         )

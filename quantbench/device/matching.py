@@ -74,7 +74,7 @@ def match(properties: Properties) -> DeviceSpec:
     memory_share = properties.memory_bytes / spec.memory_bytes
     whole_memory = _LEAST_MEMORY <= memory_share <= _MOST_MEMORY
     if mig or not whole_memory or properties.sm_count != spec.sm_count:
-        spec = _part_of(spec, properties, is_mig=bool(mig))
+        spec = _scaled_spec(spec, properties, is_mig=bool(mig))
     return _with_reported_clock(spec, properties)
 
 
@@ -91,7 +91,7 @@ def _with_reported_clock(spec: DeviceSpec, properties: Properties) -> DeviceSpec
     )
 
 
-def _part_of(card: DeviceSpec, properties: Properties, *, is_mig: bool) -> DeviceSpec:
+def _scaled_spec(card: DeviceSpec, properties: Properties, *, is_mig: bool) -> DeviceSpec:
     """Returns the spec of a MIG slice or another variant of a registered card.
 
     The peaks are scaled by the fraction of the card's SMs. For a MIG slice, the bandwidth is scaled

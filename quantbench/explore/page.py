@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from quantbench import __version__
 from quantbench.advice.cost import WIDER
-from quantbench.advice.search import AS_GOOD, LINE_ELEMENTS, WORTH_MOVING
+from quantbench.advice.search import EQUAL_WITHIN, LINE_ELEMENTS, MIN_GAIN
 from quantbench.advice.space import DIMENSIONS, EXPERT_FACTOR, LARGEST_EP, Space
 from quantbench.alignment_rules import crash_rules, row_steps
 from quantbench.device import default_dtype
@@ -117,8 +117,8 @@ def write_explorer(
             **vars(Space()),
             "expert_factor": EXPERT_FACTOR,
             "largest_ep": LARGEST_EP,
-            "as_good": AS_GOOD,
-            "worth_moving": WORTH_MOVING,
+            "as_good": EQUAL_WITHIN,
+            "worth_moving": MIN_GAIN,
             "line_elements": LINE_ELEMENTS,
         },
         "unmeasured_common": UNMEASURED_COMMON,

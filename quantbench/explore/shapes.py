@@ -13,7 +13,7 @@ from quantbench.errors import InputError
 from quantbench.explore.javascript import Script
 from quantbench.explore.trace import flag, inputs
 from quantbench.latency.softmax import fallback_bytes
-from quantbench.megatron import softmax_objections
+from quantbench.megatron import fused_softmax_failures
 from quantbench.workload import MoE, Op, Softmax, TransformerShape
 from quantbench.workload.dtypes import VECTOR_DTYPES
 from quantbench.workload.ops import DIRECTIONS, LAYOUTS
@@ -126,5 +126,5 @@ def _softmax(*sizes: Any, **more: Any) -> dict[str, Any]:
     return {
         "bytes": work.min_bytes,
         "separate": fallback_bytes(work),
-        "objections": list(softmax_objections(work)),
+        "objections": list(fused_softmax_failures(work)),
     }

@@ -21,7 +21,7 @@ from quantbench.importers.parquet import read_parquet
 from quantbench.importers.runs import Origin, Row, Rows, digest, dtype_name
 from quantbench.latency.libraries import DEFAULT_TABLES, MASKED_EXPERTS, MASKED_WORDS, system_of
 from quantbench.latency.libraries import TABLES as NEWEST
-from quantbench.store.record import Place
+from quantbench.store.record import GridPosition
 from quantbench.workload import Attention, Collective, Gemm, MoE, Workload
 from quantbench.workload.dtypes import GEMM_DTYPES, VECTOR_DTYPES, element_bytes
 
@@ -391,7 +391,7 @@ def read_rows(table: TableFile, *, dtypes: Sequence[str] = ()) -> Rows:
             axes = {}
             for name in _VARIED[type(workload)]:
                 axes[_AXES.get(name, name)] = getattr(workload, name)
-            place = Place(axes, getattr(workload, "op", workload.kind))
+            place = GridPosition(axes, getattr(workload, "op", workload.kind))
             latency_us = raw["latency"] * 1e3
             row = Row(workload, latency_us, provider, place, kernel, f"row {number}")
             found.rows.append(row)

@@ -15,7 +15,7 @@ from quantbench.errors import InputError, StoreError, first_repeated
 from quantbench.files import UNREADABLE, open_text, reason
 from quantbench.importers.parquet import read_parquet
 from quantbench.importers.runs import UNITS_US, Origin, Row, Rows, dtype_name, file_origin
-from quantbench.store.record import Place
+from quantbench.store.record import GridPosition
 from quantbench.workload import Attention, Collective, Gemm, Softmax, Workload
 
 _T = TypeVar("_T")
@@ -281,7 +281,9 @@ def read_rows(
         who = row.text(columns["provider"]) if "provider" in columns else provider
         kernel = row.text(columns["kernel"]) if "kernel" in columns else ""
         latency_us = row.number(columns[_TIME]) * UNITS_US[mapped.unit]
-        place = Place({name: getattr(work, name) for name in sizes}, getattr(work, "op", work.kind))
+        place = GridPosition(
+            {name: getattr(work, name) for name in sizes}, getattr(work, "op", work.kind)
+        )
         where = f"line {row.line}"
         found.rows.append(Row(work, latency_us, who or provider, place, kernel or None, where))
     return found

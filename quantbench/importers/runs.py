@@ -26,7 +26,7 @@ from quantbench.launch import Launch
 from quantbench.measurement import Grade, Measurement
 from quantbench.providers import kernel_names
 from quantbench.store.folder import RunWriter
-from quantbench.store.record import Measured, Place, Record, Skipped, record_key
+from quantbench.store.record import GridPosition, Measured, Record, Skipped, record_key
 from quantbench.store.run import RunInfo, now_text, read_run_info
 from quantbench.timing.options import TimingOptions
 from quantbench.units import counted, latency, listed
@@ -89,7 +89,7 @@ class Row:
     workload: Workload
     latency_us: float
     provider: str
-    place: Place
+    place: GridPosition
     kernel: str | None = None
     where: str = ""
     launch: Launch | None = None

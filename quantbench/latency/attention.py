@@ -404,7 +404,7 @@ def shipped_json(slug: str) -> dict[str, Any] | None:
 
 
 @dataclass(frozen=True)
-class Knowledge:
+class AttentionPrior:
     """Prior of a device's attention model.
 
     family: kernel family that the device is assumed to run.
@@ -429,7 +429,7 @@ class Knowledge:
         )
 
 
-def knowledge(device: DeviceSpec, *, family_out: bool) -> Knowledge:
+def knowledge(device: DeviceSpec, *, family_out: bool) -> AttentionPrior:
     """Returns the prior of `device` from the shipped models.
 
     The parameters' mean is that of the device's family, or else of all families used. Their
@@ -445,7 +445,9 @@ def knowledge(device: DeviceSpec, *, family_out: bool) -> Knowledge:
     others = foreign if family_out else shipped
     if not others:
         words = "from the spec sheet alone; the interval is a guess"
-        return Knowledge(assumed_family(device), START, SPREAD, _BLIND_BELOW, _BLIND_ABOVE, words)
+        return AttentionPrior(
+            assumed_family(device), START, SPREAD, _BLIND_BELOW, _BLIND_ABOVE, words
+        )
     per_family: dict[str, list[FloatArray]] = {}
     for model in others:
         per_family.setdefault(_family_of(model), []).append(_parameters(model))
@@ -464,7 +466,7 @@ def knowledge(device: DeviceSpec, *, family_out: bool) -> Knowledge:
     transfers = [model["provenance"]["transfer"] for model in others]
     below = max(-transfer["log_low"] for transfer in transfers)
     above = max(transfer["log_high"] for transfer in transfers)
-    return Knowledge(kernels, start, spread, max(0.0, below), max(0.0, above), words)
+    return AttentionPrior(kernels, start, spread, max(0.0, below), max(0.0, above), words)
 
 
 def _family_of(model: dict[str, Any]) -> str:

@@ -27,7 +27,7 @@ NODE_LATENCY_S = 20e-6
 _BITS_PER_BYTE = 8
 #: Fraction of a link's specified rate that large messages inside a node are assumed to reach if no
 #: public table has their times. In A100's NCCL table, such messages reach 222 of 300 GB/s.
-_UNMEASURED_SHARE = 0.75
+_ASSUMED_LINK_FRACTION = 0.75
 #: name of the system to assume for a GPU without a known system
 GENERIC = "generic"
 # Latency to assume for an all-reduce inside a node if no public table has its time.
@@ -222,8 +222,8 @@ def _links(device: DeviceSpec) -> tuple[dict[int, Link], str]:
     # With a single entry, for one GPU, the link applies to any number of GPUs
     # (`Cluster.intra_node`).
     rate, stated_by = stated_link(device)
-    link = Link.of_rate(rate * _UNMEASURED_SHARE, _UNMEASURED_LATENCY_US)
-    return {1: link}, f"{stated_by}; {percent(_UNMEASURED_SHARE)} of it assumed"
+    link = Link.of_rate(rate * _ASSUMED_LINK_FRACTION, _UNMEASURED_LATENCY_US)
+    return {1: link}, f"{stated_by}; {percent(_ASSUMED_LINK_FRACTION)} of it assumed"
 
 
 def stated_link(device: DeviceSpec) -> tuple[float, str]:

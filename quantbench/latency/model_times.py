@@ -20,7 +20,7 @@ from quantbench.latency.gemm.inputs import LARGEST_SIDE
 from quantbench.latency.gemm.model import GemmModel, shipped_model
 from quantbench.latency.libraries import libraries_of, library_words, resolve_library
 from quantbench.latency.moe import MoEModel
-from quantbench.latency.op_times import UNMEASURED_COMMON, OpTimes, RememberedTimes, peak_share
+from quantbench.latency.op_times import UNMEASURED_COMMON, CachedTimes, OpTimes, peak_share
 from quantbench.latency.softmax import SoftmaxModel
 from quantbench.launch import Launch
 from quantbench.quantization import credible_waves
@@ -168,7 +168,7 @@ class BestTimes:
 
     def __call__(self, device: DeviceSpec) -> OpTimes:
         if device.name not in self._times:
-            self._times[device.name] = RememberedTimes(ModelTimes(device, self._library))
+            self._times[device.name] = CachedTimes(ModelTimes(device, self._library))
         return self._times[device.name]
 
 

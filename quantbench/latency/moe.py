@@ -242,7 +242,7 @@ class MoEModel:
             return replace(bare, note=f"{few}: the prior as it stands. {bare.note}")
         layers = Layers.of(works)
         residual = np.log(times) - layers.roofline(spec)
-        references = _most_telling(_others(spec, dtype, prior), works, residual, seed)
+        references = _select_references(_others(spec, dtype, prior), works, residual, seed)
         corrections = _corrections(references, layers)
         rows = _Rows(_inputs(layers, spec, corrections), corrections, residual)
         growth = growth or Growth()
@@ -518,7 +518,7 @@ def _sites(layers: Layers) -> npt.NDArray[np.intp]:
     return np.unique(shapes, axis=1, return_inverse=True)[1].ravel()
 
 
-def _most_telling(
+def _select_references(
     others: Sequence[MoEModel], works: Sequence[MoE], residual: FloatArray, seed: int
 ) -> tuple[MoEModel, ...]:
     """Returns up to _MOST_REFERENCES models whose corrections best explain the residual.

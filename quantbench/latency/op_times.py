@@ -17,7 +17,7 @@ from quantbench.latency.autodiff import FloatArray
 from quantbench.latency.estimate import Estimate
 from quantbench.latency.softmax import fallback_bytes
 from quantbench.launch import Launch, Tile
-from quantbench.megatron import softmax_objections
+from quantbench.megatron import fused_softmax_failures
 from quantbench.quantization import VECTOR_BYTES, quantize
 from quantbench.workload import Attention, Gemm, GroupedGemm, MoE, Op, Softmax, Workload
 from quantbench.workload.dtypes import DTYPES
@@ -160,7 +160,7 @@ def runs_separately(work: Compute, softmax: str) -> bool:
     """
     if not isinstance(work, Softmax) or not softmax:
         return False
-    return softmax == "torch" or bool(softmax_objections(work))
+    return softmax == "torch" or bool(fused_softmax_failures(work))
 
 
 def unaligned_us(work: Compute, device: DeviceSpec) -> float | None:
@@ -223,7 +223,7 @@ def with_casts(times: OpTimes, works: Sequence[Compute]) -> dict[Compute, Estima
     return found
 
 
-class RememberedTimes:
+class CachedTimes:
     """Cache of op times that also estimates casts and applies `as_run`; implements `OpTimes`.
 
     softmax: implementation of softmax, as in `runs_separately`.

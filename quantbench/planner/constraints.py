@@ -9,7 +9,7 @@ fused_softmax.py), DeepSpeed's pipeline engine, and the sanity checks in BigScie
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from quantbench.megatron import softmax_objections
+from quantbench.megatron import fused_softmax_failures
 from quantbench.planner.calibration import software
 from quantbench.planner.layout import Job, Layout
 from quantbench.units import percent
@@ -228,7 +228,7 @@ def _costly(job: Job, layout: Layout) -> Iterator[tuple[str, str]]:
             text += f"; heads = {nearest} is aligned"
         yield "head_dim % 8", text
     if shape.attention != "flash" and shape.softmax == "megatron":
-        reasons = softmax_objections(
+        reasons = fused_softmax_failures(
             Softmax(
                 max(1, shape.heads // tp) * layout.mbs,
                 shape.seq,

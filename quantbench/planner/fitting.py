@@ -41,7 +41,7 @@ _FEWEST = 5
 # A factor counts as undetermined if the fit leaves at least this fraction of its prior's spread.
 _DETERMINED = 0.7
 # Two factors count as confounded if the absolute correlation of their errors exceeds this value.
-_APART = 0.7
+_CONFOUNDED_CORRELATION = 0.7
 # A factor counts as unusual if the fit moves it by more than this multiple of its prior's spread.
 _UNUSUAL = 2
 
@@ -222,7 +222,7 @@ def fit_site(observed: Sequence[Observed], prior: Calibration) -> Calibration:
     # Jacobian belong to the priors and form the identity matrix, so the product is invertible.
     covariance = np.linalg.inv(jacobian.T @ jacobian)
     spread_left = np.sqrt(np.diag(covariance))
-    apart = np.abs(covariance / np.outer(spread_left, spread_left)) <= _APART
+    apart = np.abs(covariance / np.outer(spread_left, spread_left)) <= _CONFOUNDED_CORRELATION
     # A factor on which the runs do not depend at all cannot be confounded.
     unsure = np.flatnonzero(spread_left < 1 - 1e-3)
     pairs = [(names[i], names[j]) for i, j in combinations(unsure, 2) if not apart[i, j]]

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 
 from quantbench.latency.interconnect import NODE_LATENCY_S
 from quantbench.planner.calibration import Calibration, software
-from quantbench.planner.layer_time import NO_TIME, LayerTimes, Span
+from quantbench.planner.layer_time import NO_TIME, LayerTimes, TimeInterval
 from quantbench.planner.layout import Job, Layout, stages_of
 from quantbench.planner.memory import embedding_parameters, stage_parameters
 
@@ -51,7 +51,7 @@ class Iteration:
     stragglers: waiting for the slowest node.
     """
 
-    sec: Span
+    sec: TimeInterval
     products: float
     attention: float
     recompute: float

@@ -47,7 +47,7 @@ _TILE_ROWS = 128
 
 
 @dataclass(frozen=True)
-class Span:
+class TimeInterval:
     """Time in seconds with its 90 % interval, from `low` to `high`.
 
     Adding a float adds a time without uncertainty.
@@ -57,15 +57,15 @@ class Span:
     mid: float
     high: float
 
-    def __add__(self, other: Span | float) -> Span:
-        if isinstance(other, Span):
-            return Span(self.low + other.low, self.mid + other.mid, self.high + other.high)
-        return Span(self.low + other, self.mid + other, self.high + other)
+    def __add__(self, other: TimeInterval | float) -> TimeInterval:
+        if isinstance(other, TimeInterval):
+            return TimeInterval(self.low + other.low, self.mid + other.mid, self.high + other.high)
+        return TimeInterval(self.low + other, self.mid + other, self.high + other)
 
-    def __mul__(self, factor: float) -> Span:
-        return Span(self.low * factor, self.mid * factor, self.high * factor)
+    def __mul__(self, factor: float) -> TimeInterval:
+        return TimeInterval(self.low * factor, self.mid * factor, self.high * factor)
 
-    def widened(self, scatter: float) -> Span:
+    def widened(self, scatter: float) -> TimeInterval:
         """Returns the time with its interval widened by an independent error.
 
         scatter: half-width of the error's 90 % interval in log time. The error alone would give an
@@ -73,12 +73,12 @@ class Span:
         """
         below = math.hypot(math.log(self.mid / self.low), scatter)
         above = math.hypot(math.log(self.high / self.mid), scatter)
-        return Span(self.mid * math.exp(-below), self.mid, self.mid * math.exp(above))
+        return TimeInterval(self.mid * math.exp(-below), self.mid, self.mid * math.exp(above))
 
 
-NO_TIME = Span(0.0, 0.0, 0.0)
+NO_TIME = TimeInterval(0.0, 0.0, 0.0)
 #: times of the (forward, backward) pass
-Spans = tuple[Span, Span]
+Spans = tuple[TimeInterval, TimeInterval]
 
 
 class LayerTime(NamedTuple):
@@ -108,7 +108,7 @@ class LayerTime(NamedTuple):
     dropout: float
     reduces: float
     context: float
-    logits: Span
+    logits: TimeInterval
     loss: float
     embedding: float
     quantized: bool
@@ -136,7 +136,7 @@ class LayerTime(NamedTuple):
         )
 
     @property
-    def once(self) -> Span:
+    def once(self) -> TimeInterval:
         """Time of the layer's forward and backward pass without recomputation, in s."""
         rest = sum(self.vector) + self.reduces + self.context + self.overhead
         return sum((*self.products, *self.experts, *self.core), NO_TIME) + rest
@@ -157,7 +157,7 @@ class LayerTime(NamedTuple):
 
         return LayerTime(*map(mean, self, other))
 
-    def repeated(self, recompute: str) -> Span:
+    def repeated(self, recompute: str) -> TimeInterval:
         """Returns the time to recompute the layer's activations, in s.
 
         recompute: `full` repeats the forward pass, `selective` repeats the attention core with its
@@ -214,17 +214,17 @@ class LayerTimes:
         seconds = {}
         for work, source in zip(works, self._times.estimates(works), strict=True):
             us = as_run(work, source, self._times.device, softmax=self._job.shape.softmax)
-            seconds[work] = Span(us.low_us, us.latency_us, us.high_us) * 1e-6
+            seconds[work] = TimeInterval(us.low_us, us.latency_us, us.high_us) * 1e-6
         for key in wanted:
             self._known[key] = self._layer(key, seconds)
 
-    def _layer(self, key: LayerKey, seconds: Mapping[Compute, Span]) -> LayerTime:
+    def _layer(self, key: LayerKey, seconds: Mapping[Compute, TimeInterval]) -> LayerTime:
         """Adds up the layer times for one key.
 
         seconds: predicted time of each workload, in s.
         """
         shape, ops = _ops(self._job.shape, key)
-        spans: dict[tuple[str, bool], Span] = defaultdict(lambda: NO_TIME)
+        spans: dict[tuple[str, bool], TimeInterval] = defaultdict(lambda: NO_TIME)
         own = replace(shape, seq=shape.seq // key.cp)
         forward_bytes, backward_bytes = _vector_bytes(own, key)
         moved_forward = moved_backward = 0
@@ -311,12 +311,12 @@ class LayerTimes:
         seconds = 0.0
         inside = min(key.ep, cluster.gpus_per_node)
         if inside > 1:
-            sent = row_bytes * _other_places(shape, key.ep)
+            sent = row_bytes * _expected_destinations(shape, key.ep)
             seconds = cluster.intra_node(inside).time_s(sent)
         nodes = key.ep / cluster.gpus_per_node
         if nodes <= 1:
             return seconds
-        sent = row_bytes * _other_places(shape, nodes)
+        sent = row_bytes * _expected_destinations(shape, nodes)
         return max(seconds, NODE_LATENCY_S + sent / cluster.gpu_bytes_per_s)
 
     def _context_s(self, shape: TransformerShape, key: LayerKey, core_forward_s: float) -> float:
@@ -364,7 +364,7 @@ def _ops(whole: TransformerShape, key: LayerKey) -> tuple[TransformerShape, tupl
     return shape, ops
 
 
-def _other_places(shape: TransformerShape, places: float) -> float:
+def _expected_destinations(shape: TransformerShape, places: float) -> float:
     """Returns the expected number of other GPUs (or nodes) to which one token is sent.
 
     A token is sent once to each GPU that holds experts of the token. Experts are assumed to be

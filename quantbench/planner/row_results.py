@@ -17,7 +17,7 @@ from quantbench.planner.constraints import OF_SOFTWARE, strict_violations
 from quantbench.planner.formulas import tflops_by_calculator
 from quantbench.planner.memory import limit_bytes
 from quantbench.planner.predict import Planner, Prediction
-from quantbench.planner.rows import NOT_TOLD, Assumption, Case, Given, TableRow, case_of
+from quantbench.planner.rows import SMALLEST_MBS_REASON, Assumption, Case, Given, TableRow, case_of
 
 # Micro-batch sizes to try for a row that does not give one.
 _MICRO_BATCHES = tuple(2**power for power in range(7))
@@ -208,7 +208,7 @@ def predict_case(
 
 def _choices(case: Case) -> list[Case]:
     """Returns one case per micro-batch size to try; only `case` if the row gives the size."""
-    unknown = Assumption("mbs", 1, NOT_TOLD)
+    unknown = Assumption("mbs", 1, SMALLEST_MBS_REASON)
     if unknown not in case.assumed:
         return [case]
     each = case.job.gbs // case.layout.dp

@@ -29,7 +29,7 @@ _USUAL_VOCAB = 51200
 # Sequence length to assume, in tokens.
 _USUAL_SEQ = 2048
 #: reason for an assumed micro-batch size of 1
-NOT_TOLD = "not stated: the smallest"
+SMALLEST_MBS_REASON = "not stated: the smallest"
 # Alternative CSV column names of fields of `TableRow`.
 _COLUMNS = {
     "date": ("date_note",), "calculator": ("tflops_calculator",), "layers": ("nlayers",),
@@ -268,7 +268,7 @@ _READERS: dict[Any, Callable[[CsvRow, str], object]] = {
 }
 
 
-class _Filling:
+class _RowValues:
     """Looks up a row's values, fills empty cells, and records each filled value in `assumed`."""
 
     def __init__(self, row: TableRow, given: Given) -> None:
@@ -327,7 +327,7 @@ def case_of(row: TableRow, given: Given | None = None) -> Case:
 
     Raises InputError if a required value is missing or a value is invalid.
     """
-    filling = _Filling(row, given or Given())
+    filling = _RowValues(row, given or Given())
     where = _cluster(filling)
     tp = filling.need("tp")
     pp = filling.need("pp")
@@ -342,7 +342,7 @@ def case_of(row: TableRow, given: Given | None = None) -> Case:
         dp=dp,
         tp=tp,
         pp=pp,
-        mbs=filling.usual("mbs", 1, NOT_TOLD),
+        mbs=filling.usual("mbs", 1, SMALLEST_MBS_REASON),
         cp=cp,
         **filling.stated("interleave", "ep"),
         zero=filling.usual("zero", 1, "usual"),
@@ -374,7 +374,7 @@ def case_of(row: TableRow, given: Given | None = None) -> Case:
     return Case(job, replace(layout, partition=partition), tuple(filling.assumed))
 
 
-def _cluster(filling: _Filling) -> Cluster:
+def _cluster(filling: _RowValues) -> Cluster:
     """Returns the cluster of a row, with node size and rates from options and from the row."""
     row = filling.row
     name = filling.known("cluster")
@@ -394,7 +394,7 @@ def _cluster(filling: _Filling) -> Cluster:
     return found.changed(**changes)
 
 
-def _shape(filling: _Filling, layout: Layout, device: DeviceSpec) -> TransformerShape:
+def _shape(filling: _RowValues, layout: Layout, device: DeviceSpec) -> TransformerShape:
     """Builds the model of a row, for the row's layout and GPU."""
     seq = filling.usual("seq", _USUAL_SEQ, "usual")
     vocab = filling.usual("vocab", _USUAL_VOCAB, "usual")

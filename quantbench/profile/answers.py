@@ -26,7 +26,14 @@ from quantbench.latency.model_times import require_reach
 from quantbench.latency.moe import FEWEST_ROWS, MoEModel
 from quantbench.profile.interpolation import INTERPOLATED, MEASURED, MODELLED, SOURCES
 from quantbench.profile.models import Models
-from quantbench.profile.sources import ALIKE, SIZES, Chosen, by_provider, choose, roofline_parts
+from quantbench.profile.sources import (
+    SIMILAR_HALF_WIDTH,
+    SIZES,
+    Chosen,
+    by_provider,
+    choose,
+    roofline_parts,
+)
 from quantbench.profile.table import TIMES, Table
 from quantbench.workload import Collective, MoE
 from quantbench.workload.kinds import Compute
@@ -402,7 +409,7 @@ def collective_estimates(
     half_width = _half_width(log_bytes, log_us)
     notes = []
     if dtype not in (None, row_dtype):
-        half_width += ALIKE
+        half_width += SIMILAR_HALF_WIDTH
         notes.append(
             f"{dtype} was not measured: "
             f"assumed to take as long as the same number of bytes of {row_dtype}"

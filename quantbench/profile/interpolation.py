@@ -186,7 +186,7 @@ _LEAST_HALF_WIDTH = 0.01
 # Factor on `Trust.half_width`. Measured sizes are rounder than queried sizes, which makes them
 # easier for the model, so leave-one-out errors are too small by about this factor. It was estimated
 # from the public A100 table's rows at m other than powers of two.
-_LESS_ROUND = 1.15
+HALF_WIDTH_FACTOR = 1.15
 # The same factor for a model that was fitted to the measured rows. Individual public tables need
 # 1.4 (L40S), 1.6 (A100), 1.9 (B200) and 2.2 (H100).
 _LESS_ROUND_FITTED = 1.75
@@ -331,7 +331,7 @@ class Surface:
         # A sample's quantile is uncertain by one rank, so the next higher rank is used.
         rank = min(1.0, _COVERED * (len(error) + 1) / len(error))
         half_width = float(np.quantile(error, rank))
-        less_round = _LESS_ROUND
+        less_round = HALF_WIDTH_FACTOR
         if self.fitted:
             less_round = _LESS_ROUND_FITTED
             on_rows = float(np.quantile(np.abs(self._log_ratio - self.bias), _COVERED))

@@ -57,7 +57,7 @@ _FAMILIES: dict[str, tuple[tuple[int, ...], ...]] = {
 }
 #: Extra half-width (log time) if the rows are of another layout or of the twin dtype. The times of
 #: cuBLAS's layouts differ by up to 15 % if the operands exceed L2.
-ALIKE = log(1.15)
+SIMILAR_HALF_WIDTH = log(1.15)
 # Half-width (log time) of an estimate from the spec sheet, by kind of device.
 _ROOFLINE = {"cuda": log(2.0), "cpu": log(4.0)}
 
@@ -183,7 +183,7 @@ def _product_base(
     if fitted is not None:
         return partial(_product, fitted, layout, 0.0), fitted.note, True
     model, note = best_gemm_model(device, dtype, library, models.product)
-    wider = 0.0 if model.dtype == dtype else ALIKE
+    wider = 0.0 if model.dtype == dtype else SIMILAR_HALF_WIDTH
     return partial(_product, model, layout, wider), note, False
 
 
@@ -267,7 +267,9 @@ def choose(
     sizes = tuple(table[name][rows] for name in SIZES[kind])
     times: Any = {name: table[name][rows] for name in TIMES}
     surface = Surface(sizes, **times, base=base, families=_FAMILIES[kind], fitted=fitted)
-    return Chosen(kind, surface, fixed, "; ".join(notes), ALIKE * len(notes), model_note)
+    return Chosen(
+        kind, surface, fixed, "; ".join(notes), SIMILAR_HALF_WIDTH * len(notes), model_note
+    )
 
 
 def _of_layout(

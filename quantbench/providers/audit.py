@@ -38,7 +38,7 @@ _CHANGE_OVER_TOLERANCE = 4.0
 _CHANGES_DRAWN = 16
 # Maximum number of changed attention rows that the check recomputes. Several are needed, because a
 # change moves the result less in some rows than in others.
-_MUST_SEE = 16
+_MAX_CHECKED_CHANGED_ROWS = 16
 # Integer type with the size of an element, by that size in bytes. Elements are changed as integers,
 # so that the same kernels serve all dtypes.
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
@@ -206,9 +206,9 @@ class _Watched:
     A row of an input is a row of a, a column of b, or the last dimension of any other input.
 
     _changes: generator of the changes between samples, by the index of the input.
-    _prints: fingerprint of each input, by the index of the input: a random vector, and the dot
-        product of this vector with each row. A fingerprint shows whether anyone but the harness has
-        changed the input.
+    _fingerprints: fingerprint of each input, by the index of the input: a random vector, and the
+        dot product of this vector with each row. A fingerprint shows whether anyone but the harness
+        has changed the input.
     """
 
     def __init__(self, who: str, workload: Workload, task: Task) -> None:
@@ -232,7 +232,7 @@ class _Watched:
             self._changing = (last,)
             self._refilled = range(last, last + 1)
         self._changes: dict[int, _Changes] = {}
-        self._prints: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._fingerprints: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def fill(self, inputs: Inputs) -> None:
         """Writes new numbers into all inputs, before the first run."""
@@ -285,17 +285,17 @@ class _Watched:
             # memory for copies, the checks read the outputs themselves, a little later.
             with suppress(torch.OutOfMemoryError):
                 outputs = tuple(output.detach().clone() for output in outputs)
-        must_see: list[tuple[int, ...]] = []
+        required_rows: list[tuple[int, ...]] = []
         if isinstance(self._workload, Attention):
             for changes in self._changes.values():
-                must_see += changes.last_rows()
+                required_rows += changes.last_rows()
         error = correctness.check(
-            who, self._workload, self._inputs, outputs, generator, must_see=must_see
+            who, self._workload, self._inputs, outputs, generator, required_rows=required_rows
         )
-        for number, (vector, remembered) in self._prints.items():
+        for number, (vector, remembered) in self._fingerprints.items():
             as_written = number not in self._changes or self._changes[number].undo()
             # The dot products are computed anew. 1e-5 allows for fp32 sums in another order.
-            found = self._print(number, vector)
+            found = self._fingerprint(number, vector)
             same = bool(((found - remembered).abs() <= 1e-5 * remembered.abs().max()).all())
             if not (as_written and same):
                 raise MeasurementError(
@@ -323,9 +323,9 @@ class _Watched:
             # The absolute values are 1 to 2, so that every element has a weight in the sum.
             vector = torch.rand(rows.shape[-1], generator=generator, device=device) + 1
             vector *= torch.randint(2, vector.shape, generator=generator, device=device) * 2 - 1
-            self._prints[number] = vector, self._print(number, vector)
+            self._fingerprints[number] = vector, self._fingerprint(number, vector)
 
-    def _print(self, number: int, vector: torch.Tensor) -> torch.Tensor:
+    def _fingerprint(self, number: int, vector: torch.Tensor) -> torch.Tensor:
         """Returns the dot product of each row of an input with a vector."""
         rows = self._rows(number)
         matrices = rows.reshape(-1, *rows.shape[-2:]) if rows.dim() > 1 else rows[None, None]
@@ -399,14 +399,16 @@ class _Changes:
         return torch.equal(found, expected)
 
     def last_rows(self) -> list[tuple[int, ...]]:
-        """Returns up to _MUST_SEE rows of a contiguous operand in which the last change lies.
+        """Returns rows of a contiguous operand that the last change touched.
+
+        At most _MAX_CHECKED_CHANGED_ROWS are returned.
 
         A row is given by the indices of all dimensions but the last.
         """
         if not self._made:
             return []
         low = self._made[-1][0]
-        positions = self._positions[low : low + min(_MUST_SEE, self._count)]
+        positions = self._positions[low : low + min(_MAX_CHECKED_CHANGED_ROWS, self._count)]
         *rows, _ = torch.unravel_index(positions, self._shape)
         return [tuple(row) for row in torch.stack(rows, dim=1).tolist()]
 

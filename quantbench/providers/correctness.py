@@ -150,7 +150,7 @@ def check(
     outputs: Sequence[torch.Tensor],
     generator: torch.Generator,
     *,
-    must_see: Sequence[tuple[int, ...]] = (),
+    required_rows: Sequence[tuple[int, ...]] = (),
 ) -> float:
     """Checks the outputs of a workload that has run, and returns the largest relative error.
 
@@ -160,8 +160,8 @@ def check(
     inputs, outputs: tensors of `Task.inputs` and `Task.outputs`, with correct shapes.
     generator: source of the random vectors and rows of the check. The provider must not know its
         seed.
-    must_see: (sample, head, row) of attention queries that must be checked; default only random
-        queries.
+    required_rows: (sample, head, row) of attention queries that must be checked; default only
+        random queries.
 
     Raises MeasurementError, which states the error and the bound, if an error is too large.
     """
@@ -178,7 +178,7 @@ def check(
         found = [_softmax(workload, inputs, outputs[0], bound.relative_norm)]
     else:
         assert isinstance(workload, Attention)  # `tolerance` refuses all other workloads
-        found = _attention(workload, inputs, outputs, generator, must_see)
+        found = _attention(workload, inputs, outputs, generator, required_rows)
     return max(_judge(who, rows, bound, outputs) for rows in found)
 
 
@@ -523,7 +523,7 @@ def _attention(
     inputs: Sequence[torch.Tensor],
     outputs: Sequence[torch.Tensor],
     generator: torch.Generator,
-    must_see: Sequence[tuple[int, ...]],
+    required_rows: Sequence[tuple[int, ...]],
 ) -> list[Rows]:
     """Recomputes random rows of attention and checks them, one of every TILE rows in each head.
 
@@ -532,7 +532,7 @@ def _attention(
     always found. Errors in a fraction s of the rows are missed with probability
     (1 − s)^(number of checked rows).
 
-    must_see: (sample, head, row) of queries that must be checked.
+    required_rows: (sample, head, row) of queries that must be checked.
     """
     tile = 1 if work.batch * work.heads * work.seq_q * work.seq_k <= _WHOLE_PAIRS else TILE
     group = work.heads // work.kv_heads
@@ -540,7 +540,7 @@ def _attention(
     for sample, head in product(range(work.batch), range(work.kv_heads)):
         heads = slice(head * group, (head + 1) * group)
         queries = _one_of_each(work.seq_q, tile, generator)
-        for in_sample, in_head, row in must_see:
+        for in_sample, in_head, row in required_rows:
             if in_sample == sample and heads.start <= in_head < heads.stop:
                 queries[row // tile] = row
         keys = _one_of_each(work.seq_k, tile, generator)

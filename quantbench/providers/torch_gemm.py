@@ -39,15 +39,15 @@ class TorchMm(BuiltInProvider[Gemm]):
     kind = "gemm"
 
     def refusal(self, work: Gemm, device: DeviceSpec) -> str | None:
-        return no_product(work, device)
+        return unsupported_gemm(work, device)
 
     def task(self, work: Gemm, device: DeviceSpec, inputs: Inputs) -> LaunchTask:
         a, b = inputs.operands(work)
         c = torch.empty_like(output_templates(work)[0], device=a.device)
-        return LaunchTask(product_call(work, a, b, c), (a, b), (c,))
+        return LaunchTask(gemm_call(work, a, b, c), (a, b), (c,))
 
 
-def product_call(
+def gemm_call(
     work: Gemm, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
 ) -> Callable[[], object]:
     """Returns a function that computes a·b with torch and writes the result into c."""
@@ -63,7 +63,7 @@ def product_call(
     return with_tf32(call, _tf32(work, c))
 
 
-def no_product(work: Gemm, device: DeviceSpec) -> str | None:
+def unsupported_gemm(work: Gemm, device: DeviceSpec) -> str | None:
     """Returns the reason why torch cannot compute a GEMM on the device; None if it can."""
     return _no_format(work, device) or _no_narrow(work, device)
 

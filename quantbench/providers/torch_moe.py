@@ -14,7 +14,7 @@ import torch
 
 from quantbench.providers.inputs import Inputs, output_templates
 from quantbench.providers.tasks import BuiltInProvider, ForwardTask, LaunchTask
-from quantbench.providers.torch_gemm import no_product, product_call
+from quantbench.providers.torch_gemm import gemm_call, unsupported_gemm
 from quantbench.workload import GroupedGemm, Permute
 from quantbench.workload.dtypes import missing_format
 
@@ -43,7 +43,7 @@ class TorchGroupedLoop(BuiltInProvider[GroupedGemm]):
 
     def refusal(self, work: GroupedGemm, device: DeviceSpec) -> str | None:
         for gemm in dict.fromkeys(work.gemms):
-            if reason := no_product(gemm, device):
+            if reason := unsupported_gemm(gemm, device):
                 return reason
         return None
 
@@ -62,7 +62,7 @@ class TorchGroupedLoop(BuiltInProvider[GroupedGemm]):
             else:
                 calls.append(c[expert].zero_)
             if rows:
-                calls.append(product_call(work.gemm(rows), *parts))
+                calls.append(gemm_call(work.gemm(rows), *parts))
 
         def run() -> None:
             for call in calls:

@@ -12,7 +12,7 @@ from quantbench.analysis.summary import floor_lines
 from quantbench.errors import printable
 from quantbench.measurement import Measurement
 from quantbench.report.terminal import filled, plain_table, shown
-from quantbench.store.record import Failed, Place
+from quantbench.store.record import Failed, GridPosition
 from quantbench.units import axis_words, latency, percent
 
 _STYLE = {"slower": "bold red", "faster": "green", "same": "", "unclear": "yellow"}
@@ -77,7 +77,7 @@ def result_lines(comparison: Comparison) -> list[str]:
     if comparison.lost:
         lines.append(f"measured in A and failing in B: {len(comparison.lost)}")
         for lost in comparison.lost[:_MOST_LOST_SHOWN]:
-            where = f"{place_words(lost.place)} by {_provider_words(lost)}"
+            where = f"{grid_position_words(lost.place)} by {_provider_words(lost)}"
             lines.append(printable(f"  {where}: {failure_words(lost)}"))
     for number, there, elsewhere in ((comparison.only_a, "A", "B"), (comparison.only_b, "B", "A")):
         if number:
@@ -100,7 +100,7 @@ def _ratio_words(ratio: float) -> str:
     return f"B takes {percent(1 - ratio)} less time"
 
 
-def place_words(place: Place) -> str:
+def grid_position_words(place: GridPosition) -> str:
     """Formats a grid point: `qkv hidden=4096 tp=8`."""
     return " ".join([place.op, *axis_words(place.axes)])
 
@@ -141,7 +141,7 @@ def _cells(point: Compared) -> dict[str, str | Text]:
     if point.low is not None and point.high is not None:
         interval = f"{point.low:.3f} … {point.high:.3f}"
     return {
-        "point": Text(printable(place_words(point.place))),
+        "point": Text(printable(grid_position_words(point.place))),
         "providers": Text(printable(_provider_words(point))),
         ">A": latency(point.a_us),
         ">B": latency(point.b_us),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
-from quantbench.analysis.forecast import PredictedPlace
+from quantbench.analysis.forecast import PredictedPoint
 from quantbench.report.terminal import filled, plain_table, share_cell, shown
 from quantbench.units import dashed, latency, percent
 
@@ -22,7 +22,7 @@ _LEAST_SLOWER = 0.10
 _CLIFF = 0.10
 
 
-def forecast_table(rows: Sequence[PredictedPlace]) -> Table:
+def forecast_table(rows: Sequence[PredictedPoint]) -> Table:
     """Builds the terminal table of a prediction, with one line per grid point.
 
     A line has the time, the rate, the share of peak and details of the worst op. The table is about
@@ -33,7 +33,7 @@ def forecast_table(rows: Sequence[PredictedPlace]) -> Table:
     return plain_table(*filled(lines, optional=(">logits", ">of peak")), narrowest=20)
 
 
-def _cells(row: PredictedPlace, best: float) -> dict[str, str | Text]:
+def _cells(row: PredictedPoint, best: float) -> dict[str, str | Text]:
     """Returns the cells of one line by column name.
 
     best: best share of peak in the table, 0 to 1.
@@ -58,7 +58,7 @@ def _cells(row: PredictedPlace, best: float) -> dict[str, str | Text]:
     }
 
 
-def summed_line(rows: Sequence[PredictedPlace]) -> str:
+def summed_line(rows: Sequence[PredictedPoint]) -> str:
     """Returns a message that lists the ops whose times a row of the table sums.
 
     Returns "" if every row is a single GEMM.
@@ -83,7 +83,7 @@ def _rate(tflops: float) -> str:
     return f"{tflops:.0f}" if tflops >= 10 else f"{tflops:.2g}"
 
 
-def rises_in_words(rows: Sequence[PredictedPlace]) -> str:
+def rises_in_words(rows: Sequence[PredictedPoint]) -> str:
     """Returns a sentence on the grid points whose time rises by over 10 % from m to m + 1.
 
     Returns "" if no rise is known.
@@ -103,7 +103,7 @@ def rises_in_words(rows: Sequence[PredictedPlace]) -> str:
     return ""
 
 
-def slower_in_words(rows: Sequence[PredictedPlace]) -> str:
+def slower_in_words(rows: Sequence[PredictedPoint]) -> str:
     """Returns a sentence on the grid points that a slow kernel makes 10 % or more slower.
 
     At such a grid point, similar measured GEMMs were slower than the cost model's best kernel
@@ -121,7 +121,7 @@ def slower_in_words(rows: Sequence[PredictedPlace]) -> str:
     return f"{words} ({reasons}): {_listed(found)}"
 
 
-def _place(row: PredictedPlace, words: str) -> str:
+def _place(row: PredictedPoint, words: str) -> str:
     """Formats a grid point with words in brackets: `m = 4097 (12 %, 10 % to 14 %)`."""
     sizes = " ".join(f"{name} = {size}" for name, size in row.axes.items())
     return f"{sizes} ({words})"

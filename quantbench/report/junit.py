@@ -6,8 +6,8 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from quantbench.analysis.compare import Comparison
 from quantbench.files import write_file
-from quantbench.report.comparison import failure_words, place_words
-from quantbench.store.record import Place, Record
+from quantbench.report.comparison import failure_words, grid_position_words
+from quantbench.store.record import GridPosition, Record
 from quantbench.units import latency
 
 # Characters that XML 1.0 does not allow (https://www.w3.org/TR/xml/#charsets), although kernel
@@ -68,12 +68,12 @@ def write_junit(comparison: Comparison, path: Path) -> None:
     write_file("write JUnit", path, _NO_XML.sub("?", tostring(root, encoding="unicode")))
 
 
-def _case(suite: Element, record: Record, place: Place, time_s: float) -> Element:
+def _case(suite: Element, record: Record, place: GridPosition, time_s: float) -> Element:
     """Adds a test case, which is named after provider and grid point, and returns the case."""
     return SubElement(
         suite,
         "testcase",
         classname=f"quantbench.{record.provider}",
-        name=place_words(place),
+        name=grid_position_words(place),
         time=f"{time_s:.9f}",
     )

@@ -60,7 +60,7 @@ def axis_section(
     """
     if not every:
         return None
-    by_op, still = _that_vary(every)
+    by_op, still = _varying_curves(every)
     spent: dict[str, float] = defaultdict(float)
     for op, curves in by_op.items():
         for curve in curves:
@@ -76,7 +76,7 @@ def axis_section(
     return Section(f"axis-{file_name(axis)}", title, "; ".join(notes), cards)
 
 
-def _that_vary(curves: Sequence[Curve]) -> tuple[dict[str, list[Curve]], list[str]]:
+def _varying_curves(curves: Sequence[Curve]) -> tuple[dict[str, list[Curve]], list[str]]:
     """Returns, by op, the curves along which the workload changes, and the ops without such curves.
 
     Only one of several curves with the same points is returned.

@@ -20,10 +20,10 @@ from quantbench.analysis.neighbours import rows_by_dtype
 from quantbench.analysis.summary import (
     LayerRow,
     Point,
-    are_parts,
     floor_lines,
     layer_rows,
     points_of,
+    providers_run_different_ops,
 )
 from quantbench.errors import StoreError, printable
 from quantbench.files import write_file
@@ -132,7 +132,7 @@ def build_page(run: Run, points: Sequence[Point], where: Mapping[str, int]) -> P
         axes_of_points |= dict.fromkeys(point.axes)
     axes = [name for name in axes_of_points if name not in (*where, SHAPE_DIM)]
     rows = rows_by_dtype(points)
-    layers = layer_rows(points) if are_parts(points) else rows
+    layers = layer_rows(points) if providers_run_different_ops(points) else rows
     sections: list[Section | None] = []
     lead = None
     lead_card = None

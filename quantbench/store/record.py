@@ -24,7 +24,7 @@ FAILURES = ("out_of_memory", "illegal_access", "timeout", "crash", "wrong_result
 
 
 @dataclass(frozen=True)
-class Place:
+class GridPosition:
     """Grid point of a sweep at which a workload occurs; a workload may have several places.
 
     axes: value of each axis, by axis name.
@@ -104,7 +104,7 @@ class Record:
     provider: str
     outcome: Outcome
     launch: Launch | None = None
-    places: tuple[Place, ...] = ()
+    places: tuple[GridPosition, ...] = ()
     origin: str = "measured"
     source: str = ""
     role: str = "point"

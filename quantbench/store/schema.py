@@ -16,7 +16,7 @@ from quantbench.store.record import (
     RECORD_VERSION,
     ROLES,
     Failed,
-    Place,
+    GridPosition,
     Record,
 )
 from quantbench.store.run import ENDINGS, RUN_FORMAT, RUN_VERSION, RunInfo
@@ -51,7 +51,7 @@ _LIMITS: dict[tuple[type, str], Json] = {
     (Record, "key"): {"pattern": "^[0-9a-f]{16}$"},
     (Record, "role"): _one_of(ROLES),
     (Record, "origin"): _one_of(ORIGINS),
-    (Place, "count"): {"minimum": 1},
+    (GridPosition, "count"): {"minimum": 1},
     (Gemm, "layout"): _one_of(LAYOUTS),
     (GroupedGemm, "layout"): _one_of(LAYOUTS),
     (GroupedGemm, "tokens_per_expert"): _COUNTS,

@@ -46,7 +46,7 @@ DIRECTIONS = ("forward", "backward", "both")
 SHAPE_DIM = "shape"
 
 #: maximum number of values in an axis; also the maximum number of points in a grid
-MOST_VALUES = 100_000
+MAX_VALUES = 100_000
 # head_dim from which the number of heads follows if neither heads nor head_dim is given.
 _USUAL_HEAD_DIM = 128
 
@@ -100,9 +100,9 @@ def parse_axis(text: str, device_kind: str = "") -> Axis:
     values: set[int] = set()
     for item in body.rstrip(",").split(","):
         found = _parse_item(dim, item.strip())
-        if len(values) + len(found) > MOST_VALUES:  # the values are counted before they are listed
+        if len(values) + len(found) > MAX_VALUES:  # the values are counted before they are listed
             many = f"{text.strip()!r} ({len(values) + len(found):,} values)"
-            raise InputError(f"--dim {dim}", many, f"at most {MOST_VALUES:,} values")
+            raise InputError(f"--dim {dim}", many, f"at most {MAX_VALUES:,} values")
         values.update(found)
     if at and len(values) < 2:
         raise InputError(
@@ -145,14 +145,14 @@ def check_axes(axes: tuple[Axis, ...], who: str = "sweep") -> None:
     if set(GEMM_DIMS) & set(dims) and not set(GEMM_DIMS).issuperset(dims):
         raise InputError(who, typed, "dimensions of a model, or m, n, k, batch: not both")
     places = prod(len(axis.values) for axis in axes)
-    if places > MOST_VALUES:
+    if places > MAX_VALUES:
         raise InputError(
-            who, f"{places:,} places in the grid of {', '.join(dims)}", f"at most {MOST_VALUES:,}"
+            who, f"{places:,} places in the grid of {', '.join(dims)}", f"at most {MAX_VALUES:,}"
         )
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProductSizes:
+class GemmSizes:
     """Sizes of a plain GEMM, or of a batch of equal GEMMs. A plain GEMM is not part of a model.
 
     m, n, k: rows of the output, columns of the output, and inner dimension.
@@ -168,7 +168,7 @@ class ProductSizes:
 
 
 @dataclass(frozen=True)
-class Held(ProductSizes, Experts, AttentionDetails):
+class Held(GemmSizes, Experts, AttentionDetails):
     """Sizes and options that no axis varies.
 
     0 and "" select a default that depends on the device or the shape.

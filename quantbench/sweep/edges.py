@@ -14,7 +14,7 @@ from quantbench.errors import InputError
 from quantbench.latency.op_times import assumed_tile
 from quantbench.launch import Tile
 from quantbench.quantization import quantize
-from quantbench.sweep.axes import MOST_VALUES, Axis, Held, check_axes, ops_at, parse_axis
+from quantbench.sweep.axes import MAX_VALUES, Axis, Held, check_axes, ops_at, parse_axis
 from quantbench.sweep.sizes import grain_of
 from quantbench.workload import Gemm, GroupedGemm, Op
 
@@ -73,9 +73,9 @@ def predicted_edges(
     step = grain_of(axis.dim)
     start = -(-axis.values[0] // step) * step
     sizes = range(start, axis.values[-1] + 1, step)
-    if len(sizes) > MOST_VALUES:
+    if len(sizes) > MAX_VALUES:
         wide = f"@edges over {len(sizes):,} sizes from {axis.values[0]} to {axis.values[-1]}"
-        raise InputError(f"--dim {axis.dim}", wide, f"at most {MOST_VALUES:,} sizes to look at")
+        raise InputError(f"--dim {axis.dim}", wide, f"at most {MAX_VALUES:,} sizes to look at")
     point = {other.field: other.values[0] for other in axes}
     edges: list[int] = []
     before: dict[tuple[str, Tile], int] = {}

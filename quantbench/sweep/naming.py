@@ -1,8 +1,8 @@
 """Identifies the kernel that a point ran, by default with torch.profiler in a second process.
 
-The worker, which times the points, asks for the kernel of each point through `NamesApart`. The
-environment variable QUANTBENCH_KERNEL_NAMES selects where the profiler runs: `apart` (in the second
-process), `here` (in the worker) or `off` (nowhere). A point never fails because its kernel could
+The worker, which times the points, asks for the kernel of each point through
+`KernelIdentityClient`. The environment variable QUANTBENCH_KERNEL_NAMES selects where the profiler
+runs: `apart` (in the second process), `here` (in the worker) or `off` (nowhere). A point never fails because its kernel could
 not be identified.
 """
 
@@ -35,10 +35,10 @@ _WAYS = ("apart", "here", "off")
 LIMIT_S = 25.0
 # Number of times that the second process may die or hang. After that, it is not started again,
 # because each start takes time.
-_MOST_LOST = 3
+_MAX_LOSSES = 3
 
 
-def chosen_way(*, exclusive: bool = False) -> str:
+def profiler_location(*, exclusive: bool = False) -> str:
     """Returns the value of QUANTBENCH_KERNEL_NAMES (`apart`, `here` or `off`).
 
     exclusive: whether only one process may use the device. The default is then `off`, because a
@@ -57,7 +57,7 @@ def start_server() -> ChildProcess:
     return ChildProcess("quantbench.sweep.naming")
 
 
-class NamesApart:
+class KernelIdentityClient:
     """Identifies kernels in a second process, which it starts.
 
     The process is started at once. If it dies, hangs or loses its GPU context, the next request
@@ -71,7 +71,7 @@ class NamesApart:
 
     def launch_of(self, request: Request) -> Launch | None:
         """Returns the launch of a point's kernel; None if it cannot be determined."""
-        if self._lost >= _MOST_LOST:
+        if self._lost >= _MAX_LOSSES:
             return None
         if self._server is None:
             self._server = self._start()

@@ -21,7 +21,7 @@ from quantbench.errors import InputError
 from quantbench.latency.op_times import copy_us, roofline_us
 from quantbench.launch import Tile
 from quantbench.providers.catalog import runs_kind
-from quantbench.store.record import Place, record_key
+from quantbench.store.record import GridPosition, record_key
 from quantbench.sweep.axes import Axis, Held, check_axes, places_of
 from quantbench.sweep.edges import edge_indices, neighbour_groups, predicted_jump
 from quantbench.timing.options import TimingOptions
@@ -84,7 +84,7 @@ class PlanPoint:
     key: str
     workload: Workload
     provider: str
-    places: tuple[Place, ...]
+    places: tuple[GridPosition, ...]
     estimate_s: float
     named: bool = True
 
@@ -347,7 +347,7 @@ def _points_of(
                     record_key(op.workload, provider, timing),
                     op.workload,
                     provider,
-                    (Place(place.axes, op.label, op.count),),
+                    (GridPosition(place.axes, op.label, op.count),),
                     point_estimate_s(op.workload, timing, spec),
                     place.named,
                 )

@@ -14,7 +14,7 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.providers.catalog import expand, gemm_tiles
 from quantbench.stats import typical_us
-from quantbench.store.record import Measured, Place, Record
+from quantbench.store.record import GridPosition, Measured, Record
 from quantbench.sweep.axes import Axis, with_defaults
 from quantbench.sweep.options import SweepOptions
 from quantbench.sweep.plan import PlanPoint, build_plan
@@ -22,10 +22,10 @@ from quantbench.sweep.plan import PlanPoint, build_plan
 # A bisection step divides an interval into two halves. The half with the larger jump is always
 # searched. The other half is searched too if its jump reaches three limits: _SMALLEST_JUMP (in log
 # time), _SURE_ERRORS standard errors of a difference between two log times, and the fraction
-# _LEAST_SHARE of the jump over the whole interval.
+# _MIN_JUMP_FRACTION of the jump over the whole interval.
 _SMALLEST_JUMP = 0.02
 _SURE_ERRORS = 3.0
-_LEAST_SHARE = 0.25
+_MIN_JUMP_FRACTION = 0.25
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,9 @@ def bisect(gap: Gap, samples_of: SamplesOf) -> tuple[int | None, tuple[Edge, ...
         sign = 1 if whole > 0 else -1
         lower = sign * jump(low, size)
         upper = sign * jump(size, high)
-        least = max(_SMALLEST_JUMP, _SURE_ERRORS * sqrt(2) * gap.noise, _LEAST_SHARE * abs(whole))
+        least = max(
+            _SMALLEST_JUMP, _SURE_ERRORS * sqrt(2) * gap.noise, _MIN_JUMP_FRACTION * abs(whole)
+        )
         if lower >= min(upper, least):
             left.append((low, size))
         if upper > lower or upper >= least:
@@ -133,9 +135,9 @@ def bisect(gap: Gap, samples_of: SamplesOf) -> tuple[int | None, tuple[Edge, ...
 class AxisGap:
     """A gap of one op and provider along an axis.
 
-    axis: name of the axis, as in `Place`.
+    axis: name of the axis, as in `GridPosition`.
     held: values on the other axes, by name.
-    op: label of the op, as in `Place`.
+    op: label of the op, as in `GridPosition`.
     """
 
     gap: Gap
@@ -205,7 +207,7 @@ class Refine:
         """Returns whether a record is that of a coarse grid point or of a reference point."""
         values = {axis.field: axis.values for axis in self.axes}
 
-        def inside(place: Place) -> bool:
+        def inside(place: GridPosition) -> bool:
             return all(value in values.get(name, ()) for name, value in place.axes.items())
 
         return record.role != "point" or any(map(inside, record.places))

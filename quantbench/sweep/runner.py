@@ -32,11 +32,11 @@ _MAX_LOST_IN_A_ROW = 5
 # Multiple of the budget at which the point in progress is stopped. It remains for --resume.
 _HARD_STOP = 1.2
 # Fraction of the budget for the plan's groups if `Sweep.more` adds points after them.
-_SHARE_OF_THE_PLAN = 0.6
+_PLAN_BUDGET_FRACTION = 0.6
 # Limit on the time to identify a kernel, as a fraction of the time for warm-up and sampling. If the
 # median over the points so far exceeds the limit, only kernels of points with `PlanPoint.named` are
 # identified.
-_MOST_NAMING = 0.5
+_MAX_NAMING_FRACTION = 0.5
 # Minimum number of points for this median. The first point also starts the profiler.
 _NAMING_POINTS = 5
 # Time in s added to both the elapsed and the estimated time, so that their ratio, the pace, starts
@@ -158,7 +158,7 @@ class Sweep:
         self._begun = False
         self._worker: WorkerClient | None = None
         self._lost_in_a_row = 0
-        self._naming_shares: list[float] = []
+        self._naming_fractions: list[float] = []
         self._first_reference = self.job.first_reference
         self._drift: Drift | None = None
         # Indices in `records` of the points since the last measurement of the reference point.
@@ -188,7 +188,7 @@ class Sweep:
 
         The rest of the plan follows if time is left.
         """
-        yield from self._in_time(1.0 if self.more is None else _SHARE_OF_THE_PLAN)
+        yield from self._in_time(1.0 if self.more is None else _PLAN_BUDGET_FRACTION)
         if self.more is None:
             return
         while fresh := [point for point in self.more(self.records) if point.key not in self._seen]:
@@ -259,8 +259,8 @@ class Sweep:
             self._measure_reference(reference)
         self._progress.current = f"{point.provider} {point.workload}"
         self._tick()
-        shares = self._naming_shares
-        naming_takes_long = len(shares) >= _NAMING_POINTS and median(shares) > _MOST_NAMING
+        shares = self._naming_fractions
+        naming_takes_long = len(shares) >= _NAMING_POINTS and median(shares) > _MAX_NAMING_FRACTION
         reply = self._ask(point, name=point.named or not naming_takes_long)
         outcome = self._outcome(reply, point)
         self._append(point, outcome, reply, role="point")
@@ -353,7 +353,7 @@ class Sweep:
         self.phases_s.update(reply.phases_s)
         if "identify" in reply.phases_s:
             timing_s = reply.phases_s.get("warm-up", 0.0) + reply.phases_s.get("measuring", 0.0)
-            self._naming_shares.append(reply.phases_s["identify"] / max(timing_s, 1e-9))
+            self._naming_fractions.append(reply.phases_s["identify"] / max(timing_s, 1e-9))
         return reply
 
     def _outcome(self, reply: Reply, point: PlanPoint) -> Outcome:

@@ -205,7 +205,9 @@ def main() -> None:
             spec = device.current()
             nvml = device.open_nvml()
             limits = None if isinstance(nvml, device.Absent) else nvml.limits()
-            way = naming.chosen_way(exclusive=limits is not None and limits.exclusive is True)
+            way = naming.profiler_location(
+                exclusive=limits is not None and limits.exclusive is True
+            )
             state = device.monitor(spec)
             hello = Hello(spec, state(), versions(), limits, tiles)
         except Exception as error:  # noqa: BLE001 - CUDA, NVML, other people's code
@@ -240,13 +242,13 @@ def _namer(way: str, spec: DeviceSpec) -> Callable[[Request], Launch | None]:
 
     On a CPU the function always returns None.
 
-    way: value from `naming.chosen_way`.
+    way: value from `naming.profiler_location`.
     """
     if way == "off" or spec.kind != "cuda":
         return lambda request: None
     if way == "here":
         return lambda request: naming.answer(request, spec).launch
-    return naming.NamesApart().launch_of
+    return naming.KernelIdentityClient().launch_of
 
 
 if __name__ == "__main__":

@@ -10,7 +10,14 @@ from dataclasses import dataclass
 
 from quantbench.device.spec import CACHE_OVER_MEMORY, PEAK_MARGIN, DeviceSpec
 from quantbench.measurement import Grade, Measurement
-from quantbench.stats import noise, outlier_share, quantiles, spread, typical_interval, typical_us
+from quantbench.stats import (
+    noise,
+    outlier_fraction,
+    quantiles,
+    spread,
+    typical_interval,
+    typical_us,
+)
 from quantbench.timing.options import TimingOptions
 from quantbench.timing.session import (
     HARD_THROTTLES,
@@ -267,7 +274,7 @@ def _samples(m: Measurement) -> _Reasons:
             weight,
             f"samples spread by {percent(wide)} (10 % to 90 %; noise {percent(noise(times_us))})",
         )
-    outliers = outlier_share(times_us)
+    outliers = outlier_fraction(times_us)
     # The product of fraction and count is not exactly whole, so half a sample is subtracted.
     if outliers > _OUTLIERS_OFF and outliers * len(times_us) > _FEWEST_OUTLIERS - 0.5:
         yield _OFF, f"{percent(outliers)} of the samples are far out"

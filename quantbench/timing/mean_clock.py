@@ -69,7 +69,7 @@ class MeanClocks:
     def __init__(self) -> None:
         self._blocks: deque[_Block] = deque(maxlen=_MOST_BLOCKS)
         self._scatter = 0.0  # last known scatter, used until there are enough blocks
-        self._strangers = 0  # number of successive points that ran at another clock
+        self._points_at_another_clock = 0  # number of successive points that ran at another clock
 
     def add(self, at_s: float, clocks_mhz: Sequence[float]) -> None:
         """Adds the clocks of one batch of steady work.
@@ -91,13 +91,15 @@ class MeanClocks:
         own_mhz: clocks of the point's samples.
         batches: time when each batch of the point ended, in s, and the batch's clocks.
         """
-        self._strangers = 0 if self._near(own_mhz) else self._strangers + 1
-        if self._strangers == 1:
+        self._points_at_another_clock = (
+            0 if self._near(own_mhz) else self._points_at_another_clock + 1
+        )
+        if self._points_at_another_clock == 1:
             return
-        if self._strangers:
+        if self._points_at_another_clock:
             self._scatter = self.scatter
             self._blocks.clear()
-            self._strangers = 0
+            self._points_at_another_clock = 0
         for at_s, clocks_mhz in batches:
             self.add(at_s, clocks_mhz)
 

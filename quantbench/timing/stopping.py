@@ -34,7 +34,7 @@ _CHECK_GROWTH = 1.25
 # The half-width has two causes: the samples' scatter, which more samples narrow, and the mean
 # clock's uncertainty. Sampling stops if the scatter's portion is at most this fraction of the
 # target.
-_SMALL_PART = 0.5
+_SMALL_SAMPLING_FRACTION = 0.5
 
 # Rule for the noise floor. With independent samples, the interval of 4n samples is half as wide as
 # that of n samples. If an interval still has more than 80 % of its width at a quarter of the
@@ -290,7 +290,7 @@ class StoppingRule:
         width, sampling = self._widths_of(self._samples_us)
         if width <= self._half_width:
             return "precision"
-        if sampling <= _SMALL_PART * self._half_width:
+        if sampling <= _SMALL_SAMPLING_FRACTION * self._half_width:
             return "clock"
         self._widths.append((self.count, sampling))
         return "noise_floor" if self._flat() else None

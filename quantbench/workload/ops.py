@@ -38,7 +38,7 @@ COLLECTIVE_DTYPES = ("fp16", "bf16", "fp32", "int8", "fp8")
 LARGEST_MESSAGE_BYTES = 2**46
 
 
-def _live(rows: int, cols: int, *, causal: bool) -> int:
+def _unmasked(rows: int, cols: int, *, causal: bool) -> int:
     """Returns the number of unmasked scores in a matrix, which is square if the mask is causal."""
     return rows * (rows + 1) // 2 if causal else rows * cols
 
@@ -105,7 +105,7 @@ class Gemm:
         return DTYPES[self.dtype].output
 
     @property
-    def row_sides(self) -> tuple[str, str]:
+    def contiguous_dims(self) -> tuple[str, str]:
         """Names of the dimensions (m, n or k) along which the kernel reads a and b contiguously.
 
         The layout determines the two dimensions. If the inputs have fewer bytes per element than c,
@@ -176,12 +176,12 @@ class Softmax:
         require_divisor(self, "mask_batch", "batch")
 
     @property
-    def live_elements(self) -> int:
+    def unmasked_elements(self) -> int:
         """Number of elements of x that are read.
 
         With a causal mask, this is the lower triangle with the diagonal. Otherwise, it is all of x.
         """
-        return self.batch * _live(self.rows, self.cols, causal=self.mask == "causal")
+        return self.batch * _unmasked(self.rows, self.cols, causal=self.mask == "causal")
 
     @property
     def flops(self) -> int:
@@ -189,7 +189,7 @@ class Softmax:
 
         An exponential counts as one operation.
         """
-        return _FLOPS_PER_ELEMENT[self.direction] * self.live_elements
+        return _FLOPS_PER_ELEMENT[self.direction] * self.unmasked_elements
 
     @property
     def min_bytes(self) -> int:
@@ -201,7 +201,7 @@ class Softmax:
         """
         width = element_bytes(self.dtype)
         written_bytes = width * self.batch * self.rows * self.cols
-        live_bytes = width * self.live_elements
+        live_bytes = width * self.unmasked_elements
         if self.direction == "backward":
             return written_bytes + 2 * live_bytes
         mask_bytes = 0
@@ -254,9 +254,9 @@ class Attention:
             raise InputError("Attention", f"causal with {sizes}", "seq_q equal to seq_k")
 
     @property
-    def live_pairs(self) -> int:
+    def unmasked_pairs(self) -> int:
         """Number of unmasked query-key pairs in all heads and samples."""
-        return self.batch * self.heads * _live(self.seq_q, self.seq_k, causal=self.causal)
+        return self.batch * self.heads * _unmasked(self.seq_q, self.seq_k, causal=self.causal)
 
     @property
     def flops(self) -> int:
@@ -266,7 +266,7 @@ class Attention:
         counted, as in the FlashAttention papers (Dao 2022, 2023).
         """
         products = 2 if self.direction == "forward" else 5
-        return 2 * products * self.live_pairs * self.head_dim
+        return 2 * products * self.unmasked_pairs * self.head_dim
 
     @property
     def min_bytes(self) -> int:

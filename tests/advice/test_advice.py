@@ -21,7 +21,7 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.latency.estimate import Estimate
 from quantbench.latency.model_times import ModelTimes
-from quantbench.latency.op_times import UNMEASURED_COMMON, OpTimes, RememberedTimes
+from quantbench.latency.op_times import UNMEASURED_COMMON, CachedTimes, OpTimes
 from quantbench.latency.softmax import fallback_bytes
 from quantbench.workload import Gemm, Softmax, TransformerShape
 from quantbench.workload.kinds import Compute
@@ -57,9 +57,9 @@ class SimpleTimes:
         ]
 
 
-def answers_of(times: OpTimes) -> RememberedTimes:
+def answers_of(times: OpTimes) -> CachedTimes:
     """The times as `advise` asks them."""
-    return RememberedTimes(times, softmax="megatron")
+    return CachedTimes(times, softmax="megatron")
 
 
 SMALL = TransformerShape(
@@ -415,12 +415,12 @@ def test_what_misaligned_heads_cost_a_measured_training_run(modelled: ModelTimes
 
 def test_times_of_models_come_with_their_kernels(modelled: ModelTimes) -> None:
     product = Gemm(2048, 14400, 1800, layout="nt")
-    launch = RememberedTimes(modelled).launch(product)
+    launch = CachedTimes(modelled).launch(product)
     assert launch.tile is not None
     assert launch.blocks_per_sm is not None
-    assert RememberedTimes(modelled).launch(Softmax(8, 512, 512)) is None
-    assert RememberedTimes(SimpleTimes()).launch(product) is None
-    assert RememberedTimes(SimpleTimes(), kernels=modelled).launch(product) == launch
+    assert CachedTimes(modelled).launch(Softmax(8, 512, 512)) is None
+    assert CachedTimes(SimpleTimes()).launch(product) is None
+    assert CachedTimes(SimpleTimes(), kernels=modelled).launch(product) == launch
     assert "products on a100-sxm4-80gb: fitted on" in modelled.note
 
 

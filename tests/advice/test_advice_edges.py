@@ -13,7 +13,7 @@ from quantbench.alignment_rules import misaligned_sides, side_names
 from quantbench.device import lookup
 from quantbench.latency.model_times import ModelTimes
 from quantbench.launch import Launch, Tile
-from quantbench.megatron import softmax_objections
+from quantbench.megatron import fused_softmax_failures
 from quantbench.workload import Attention, Gemm, Op, Softmax, TransformerShape
 from quantbench.workload.kinds import Compute
 
@@ -139,7 +139,7 @@ def test_fused_attention_is_past_a_vector_and_a_padding() -> None:
 
 def test_a_softmax_that_megatron_does_not_fuse() -> None:
     taken = Softmax(batch=16, rows=2048, cols=2048, mask_batch=2)
-    assert softmax_objections(taken) == ()
+    assert fused_softmax_failures(taken) == ()
     assert edges(op(taken, "softmax"), A100) == ()
     refused = Softmax(batch=9, rows=2048, cols=2048)
     (found,) = edges(op(refused, "softmax"), A100)

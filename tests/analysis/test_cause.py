@@ -12,12 +12,12 @@ from quantbench.analysis.curves import LEAST_ERROR
 from quantbench.analysis.explain import CurveStep, cause_of
 from quantbench.analysis.jumps import Cliff, find_cliffs, jumps_of
 from quantbench.analysis.periods import find_periods, tile_finder
-from quantbench.analysis.staircase import Explanation
+from quantbench.analysis.staircase import TileCandidate
 from quantbench.analysis.summary import Point, points_of
 from quantbench.device.spec import DeviceSpec
 from quantbench.launch import Launch, Tile
 from quantbench.measurement import Grade
-from quantbench.store.record import Measured, Place, Record
+from quantbench.store.record import GridPosition, Measured, Record
 from quantbench.workload import Attention, Collective, Gemm, Softmax, Workload
 
 TILE = Tile(128, 256)
@@ -34,7 +34,7 @@ def point(
         "torch.mm",
         outcome,
         launch,
-        (Place({"x": int(us)}, "gemm"),),
+        (GridPosition({"x": int(us)}, "gemm"),),
     )
     (found,) = points_of([record], A100)
     return found
@@ -180,13 +180,13 @@ def test_an_assumed_tile_is_dropped_where_the_steps_speak_against_it() -> None:
     (period,) = find_periods(fitted, gpu.spec())
     (first, *_) = points_of(records, gpu.spec())
 
-    def believed(plausible: frozenset[Explanation]) -> TileInUse | None:
+    def believed(plausible: frozenset[TileCandidate]) -> TileInUse | None:
         recovered = replace(period.recovered, verdict="INCONCLUSIVE", plausible=plausible)
         return tile_finder(gpu.spec(), [replace(period, recovered=recovered, chosen=None)])(first)
 
-    assert Explanation(64, 64, 108) in period.recovered.plausible
+    assert TileCandidate(64, 64, 108) in period.recovered.plausible
     assert believed(period.recovered.plausible) is None
-    kept = believed(frozenset({Explanation(128, 256, 108)}))
+    kept = believed(frozenset({TileCandidate(128, 256, 108)}))
     assert kept.source == "assumed"
 
 

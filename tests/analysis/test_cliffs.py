@@ -16,7 +16,7 @@ from quantbench.analysis.check import fit_all
 from quantbench.analysis.curves import LEAST_ERROR, curves_of, fit_curves
 from quantbench.analysis.jumps import Cliff, common_cliffs, find_cliffs, jumps_of
 from quantbench.analysis.periods import Period, find_periods, tile_finder
-from quantbench.analysis.staircase import Explanation, candidates
+from quantbench.analysis.staircase import TileCandidate, candidates
 from quantbench.analysis.step_detection import describe, find_pieces
 from quantbench.analysis.summary import points_of
 from quantbench.launch import Tile
@@ -77,7 +77,8 @@ def recovered(one: Outcome) -> bool:
     """
     tile = one.case.gpu.tile
     return (
-        Explanation(tile.block_m, tile.block_n, one.case.gpu.resident) in one.period.recovered.best
+        TileCandidate(tile.block_m, tile.block_n, one.case.gpu.resident)
+        in one.period.recovered.best
     )
 
 
@@ -168,8 +169,8 @@ def test_the_same_staircase_is_listed() -> None:
     case = Case(gpu, "n", along("n", range(1024, 8193, 256), Gemm(m=4096, n=1, k=4096)))
     period = look(case, records_of(gpu, case.points, noise=0.005, seed=3)).period
     assert period.tile_words == "128x256 tile on 108 SMs"
-    assert Explanation(128, 128, 216) in period.recovered.best
-    assert Explanation(64, 256, 216) in period.recovered.best
+    assert TileCandidate(128, 128, 216) in period.recovered.best
+    assert TileCandidate(64, 256, 216) in period.recovered.best
     assert period.spacing == pytest.approx(256 * 108 / 32, rel=0.02)
 
 
@@ -205,7 +206,7 @@ def test_many_curves_of_single_figures_tell_what_one_cannot() -> None:
     fitted = fit_all(points_of(records, spec), LEAST_ERROR)
     cliffs = find_cliffs(jumps_of(fitted), spec, tile_finder(spec, ()))
     family = fitted[0].curve.family
-    found = common_cliffs(jumps_of(fitted), cliffs, spec, {family: Explanation(128, 256, 108)})
+    found = common_cliffs(jumps_of(fitted), cliffs, spec, {family: TileCandidate(128, 256, 108)})
     at = {common.at: common for common in found}
     rising = [g for g in held if gpu.waves(replace(g, m=257)) > gpu.waves(replace(g, m=256))]
     assert at[256].num_curves == len(held)
@@ -220,8 +221,8 @@ def test_explanations_with_the_same_waves_are_one_class() -> None:
     assert all(len({(w - w.min()).tobytes() for w in [row]}) == 1 for row in found.waves)
     members = [set(of_class) for of_class in found.members]
     assert {
-        Explanation(128, 128, 4),
-        Explanation(128, 256, 4),
+        TileCandidate(128, 128, 4),
+        TileCandidate(128, 256, 4),
     } in members  # 8 and 4 tiles a row: both 1 wave of 4 more
     assert (
         sum(len(of_class) for of_class in members) == 3

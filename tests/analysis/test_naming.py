@@ -49,14 +49,14 @@ class FakeServer:
         self.closed = True
 
 
-def served(*answers: Reply | None) -> tuple[naming.NamesApart, list[FakeServer]]:
+def served(*answers: Reply | None) -> tuple[naming.KernelIdentityClient, list[FakeServer]]:
     queue, servers = list(answers), []
 
     def start() -> FakeServer:
         servers.append(FakeServer(queue))
         return servers[-1]
 
-    return naming.NamesApart(start), servers
+    return naming.KernelIdentityClient(start), servers
 
 
 def test_the_server_is_started_before_it_is_needed_and_kept() -> None:
@@ -90,17 +90,17 @@ def test_after_three_losses_no_more_names_are_asked_for() -> None:
 
 def test_the_way_is_apart_unless_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(naming.VARIABLE, raising=False)
-    assert naming.chosen_way() == "apart"
-    assert naming.chosen_way(exclusive=True) == "off"
+    assert naming.profiler_location() == "apart"
+    assert naming.profiler_location(exclusive=True) == "off"
     monkeypatch.setenv(naming.VARIABLE, "here")
-    assert naming.chosen_way(exclusive=True) == "here"
+    assert naming.profiler_location(exclusive=True) == "here"
     monkeypatch.setenv(naming.VARIABLE, " OFF ")
-    assert naming.chosen_way() == "off"
+    assert naming.profiler_location() == "off"
     monkeypatch.setenv(naming.VARIABLE, "yes")
     with pytest.raises(
         InputError, match="QUANTBENCH_KERNEL_NAMES: value = 'yes'; expected one of apart, here, off"
     ):
-        naming.chosen_way()
+        naming.profiler_location()
 
 
 def test_a_sweep_on_a_device_for_one_process_says_what_names_its_kernels(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from simulator import SimulatedGpu, along, noisy_us, records_of
 from quantbench.analysis.check import fit_all
 from quantbench.analysis.curves import LEAST_ERROR
 from quantbench.analysis.periods import find_periods, tile_finder
-from quantbench.analysis.rule_pairs import Material, RulePair
+from quantbench.analysis.rule_pairs import RulePair, RunData
 from quantbench.analysis.rules import RULES, judge_all, rule_named, untested_lines, verdict_on
 from quantbench.analysis.summary import points_of
 from quantbench.device import lookup
@@ -27,10 +27,10 @@ from quantbench.workload import Attention, Gemm, GroupedGemm, Softmax, Workload
 A100 = lookup("a100-sxm4-80gb")
 
 
-def material(records: list[Record], spec: DeviceSpec) -> Material:
+def material(records: list[Record], spec: DeviceSpec) -> RunData:
     points = points_of(records, spec)
     fitted = fit_all(points, LEAST_ERROR)
-    return Material(points, fitted, spec, tile_finder(spec, find_periods(fitted, spec)))
+    return RunData(points, fitted, spec, tile_finder(spec, find_periods(fitted, spec)))
 
 
 def verdict(rule: str, records: list[Record], spec: DeviceSpec = A100) -> Verdict:

@@ -11,12 +11,12 @@ from quantbench.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class GridPosition:
     node: str = option("here", "Name of the node.")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Size(Place):
+class Size(GridPosition):
     rows: int = option(..., "Rows.", min=1)
     exact: bool = option(False, "No rounding.")
 

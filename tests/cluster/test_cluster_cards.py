@@ -9,7 +9,7 @@ import pytest
 from made_runs import STATE, measurement, record
 from sweep_doubles import plan_of
 
-from quantbench.cluster.cards import card_lines, compare_cards, reference_set
+from quantbench.cluster.cards import card_lines, compare_devices, reference_set
 from quantbench.measurement import Grade
 from quantbench.store.record import Measured, Record
 from quantbench.workload import Gemm
@@ -50,27 +50,27 @@ def test_a_throttled_card_is_named_with_its_clock() -> None:
     records += references(
         "GPU 5 on node3", 107.0, clock_mhz=1410.0, reasons=("sw_thermal_slowdown",)
     )
-    assert card_lines(compare_cards(records)) == (
+    assert card_lines(compare_devices(records)) == (
         "GPU 5 on node3 is 7 % slower, clock 1410 of 1755 MHz (sw_thermal_slowdown)",
     )
 
 
 def test_a_card_slow_at_full_clock_is_named_too() -> None:
-    assert card_lines(compare_cards(node({2: 0.12, 6: 0.04}))) == (
+    assert card_lines(compare_devices(node({2: 0.12, 6: 0.04}))) == (
         "GPU 2 on node3 is 12 % slower, clock 1755 of 1755 MHz",
         "GPU 6 on node3 is 4 % slower, clock 1755 of 1755 MHz",
     )
 
 
 def test_cards_as_alike_as_cards_are_give_one_line() -> None:
-    lines = card_lines(compare_cards(node({2: 0.015})))
+    lines = card_lines(compare_devices(node({2: 0.015})))
     assert lines == ("8 devices agree: the slowest is 1.5 % behind the usual one",)
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_noise_names_nobody(seed: int) -> None:
     records = node({}, 100 * seed, noise=0.05, repeats=2)
-    assert not any(card.slow for card in compare_cards(records) if card.slowdown < 0.06)
+    assert not any(card.slow for card in compare_devices(records) if card.slowdown < 0.06)
 
 
 def test_without_clocks_the_line_has_none() -> None:
@@ -79,18 +79,18 @@ def test_without_clocks_the_line_has_none() -> None:
     for one in records:
         quiet = replace(one.outcome.measurement, clocks_mhz=())
         silent.append(replace(one, outcome=Measured(quiet, Grade("A"))))
-    assert card_lines(compare_cards(silent)) == ("CPU 0 on b is 10 % slower",)
+    assert card_lines(compare_devices(silent)) == ("CPU 0 on b is 10 % slower",)
 
 
 def test_one_device_alone_is_not_compared() -> None:
-    assert compare_cards(references("GPU 0 on a", 100.0)) == ()
+    assert compare_devices(references("GPU 0 on a", 100.0)) == ()
     assert card_lines(()) == ()
 
 
 def test_a_card_that_measured_one_reference_alone_is_held_against_that_one() -> None:
     records = [*node({}), *references("GPU 9 on node4", 120.0, works=GEMMS[:1])]
-    assert compare_cards(records)[0].label == "GPU 9 on node4"
-    assert compare_cards(records)[0].slowdown == pytest.approx(0.2, abs=0.01)
+    assert compare_devices(records)[0].label == "GPU 9 on node4"
+    assert compare_devices(records)[0].slowdown == pytest.approx(0.2, abs=0.01)
 
 
 def test_the_reference_set_holds_the_largest_and_the_thinnest_product() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from sweep_doubles import A100, OPTIONS, STATE, Clock, QuietWorker, measured, steady
 
-from quantbench.cluster.cards import card_lines, compare_cards, reference_set
+from quantbench.cluster.cards import card_lines, compare_devices, reference_set
 from quantbench.cluster.ray_cluster import device_count
 from quantbench.cluster.ray_sweep import Writer, measure_part
 from quantbench.errors import MeasurementError, UnsupportedError
@@ -146,7 +146,7 @@ def test_a_slow_card_is_named(tmp_path: Path) -> None:
         cluster.measure(number)
     cluster.measure(4, lambda request: measured(107.0))
     run = cluster.run()
-    assert card_lines(compare_cards(run.records)) == (
+    assert card_lines(compare_devices(run.records)) == (
         "GPU 4 is 7 % slower, clock 1410 of 1410 MHz",
     )
     assert all(isinstance(r.outcome, Measured) for r in run.records)

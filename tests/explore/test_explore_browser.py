@@ -34,8 +34,8 @@ from quantbench.explore.page import FittedModel, write_explorer
 from quantbench.latency.gemm.model import GemmModel
 from quantbench.latency.model_times import ModelTimes, best_gemm_model
 from quantbench.latency.op_times import (
+    CachedTimes,
     OpEstimate,
-    RememberedTimes,
     correlation_of,
     peak_share,
     total,
@@ -191,7 +191,7 @@ def check_settings(tab: Tab, gpu: str, dtype: str, count: int) -> None:
         "waste: waste && waste.us, words: waste && waste.words}})}})})()"
     )
     answers = tab.evaluate(script)
-    known = [RememberedTimes(ModelTimes(device), softmax="megatron") for _ in range(2)]
+    known = [CachedTimes(ModelTimes(device), softmax="megatron") for _ in range(2)]
     for one in made:
         known[one["experts"] > 0].ask(
             op.workload for op in TransformerShape(**one, dtype=dtype).modelled_ops()
@@ -357,7 +357,7 @@ def test_every_control_changes_what_it_should(tab: Tab, opened: Browser, page: P
 def test_the_curve_over_hidden_is_that_of_its_products(tab: Tab) -> None:
     type_in(tab, "n-hidden", 4100)
     type_in(tab, "preset", "llama-3-8b")
-    times = RememberedTimes(ModelTimes(lookup(GPUS[0])), softmax="megatron")
+    times = CachedTimes(ModelTimes(lookup(GPUS[0])), softmax="megatron")
     grid = (parse_axis("hidden=3072:5120:64"),)
     ops = ("qkv", "proj", "mlp_up", "mlp_gate", "mlp_down")
     held = Held(ops=ops, heads_per_kv_head=4, head_dim=128, ffn=14336, gated=True, seq=8192)
@@ -484,7 +484,7 @@ def test_better_shapes_are_those_of_advise(
 ) -> None:
     shape = replace(preset(model), **changes)
     space = Space(keep=tuple(locks))
-    times = RememberedTimes(ModelTimes(lookup(GPUS[1])), softmax="megatron")
+    times = CachedTimes(ModelTimes(lookup(GPUS[1])), softmax="megatron")
     runs = partial(runs_without_crash, library="", device=lookup(GPUS[1]))
     found = tab.evaluate(
         f"state = {{...page.setting, ...page.presets['{model}'], ...{json.dumps(changes)}}};"

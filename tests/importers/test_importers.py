@@ -16,7 +16,7 @@ from quantbench.importers.disagreement import disagreements
 from quantbench.importers.runs import ImportSummary, Origin, Row, Rows, summary_lines, write_run
 from quantbench.latency.gemm.model import GemmModel
 from quantbench.store.folder import read_run
-from quantbench.store.record import Measured, Place, Skipped
+from quantbench.store.record import GridPosition, Measured, Skipped
 from quantbench.workload import Attention, Collective, Gemm, MoE
 
 A100 = lookup("a100-sxm4-80gb")
@@ -28,7 +28,7 @@ needs_package = pytest.mark.skipif(
 
 
 def row(m: int, latency_us: float, kernel: str | None = None) -> Row:
-    return Row(Gemm(m, 4096, 4096), latency_us, "lib", Place({"m": m}, "gemm"), kernel)
+    return Row(Gemm(m, 4096, 4096), latency_us, "lib", GridPosition({"m": m}, "gemm"), kernel)
 
 
 def written(results: Path, rows: list[Row]) -> ImportSummary:
@@ -112,7 +112,7 @@ def test_a_table_without_a_usable_row_is_refused(tmp_path: Path) -> None:
 def test_shapes_with_different_times_are_named(tmp_path: Path) -> None:
     work = Gemm(128, 4096, 4096)
     rows = [
-        Row(work, us, "lib", Place({"m": 128}, "gemm"), kernel, f"line {line}")
+        Row(work, us, "lib", GridPosition({"m": 128}, "gemm"), kernel, f"line {line}")
         for line, (us, kernel) in enumerate(
             [(40.0, None), (44.0, None), (41.0, "k"), (60.0, None)], start=2
         )
@@ -183,7 +183,10 @@ def test_a_region_that_is_slower_as_a_whole_is_named() -> None:
     ]
     times = [one.latency_us for one in model.predict_gemms(works)]
     slow = [us * (18 if work.m == 8 else 1.2) for work, us in zip(works, times, strict=True)]
-    rows = [Row(work, us, "vllm", Place({}, "gemm")) for work, us in zip(works, slow, strict=True)]
+    rows = [
+        Row(work, us, "vllm", GridPosition({}, "gemm"))
+        for work, us in zip(works, slow, strict=True)
+    ]
     (line,) = disagreements(model.device, rows)
     assert "fp8_block products with m <= 64: their median is 18 times" in line
 

@@ -14,7 +14,7 @@ from quantbench.errors import InputError
 from quantbench.latency.estimate import Estimate
 from quantbench.latency.gemm.model import GemmModel
 from quantbench.latency.model_times import ModelTimes
-from quantbench.latency.op_times import OpEstimate, OpTimes, RememberedTimes, ShapeEstimate, total
+from quantbench.latency.op_times import CachedTimes, OpEstimate, OpTimes, ShapeEstimate, total
 from quantbench.launch import Launch, Tile
 from quantbench.workload import Gemm, Op, TransformerShape
 
@@ -82,7 +82,7 @@ def test_unfused_shapes_ask_the_softmax_model() -> None:
 
 def test_equal_work_is_asked_for_once() -> None:
     gemms = Gemms()
-    remembered = RememberedTimes(models(gemms))
+    remembered = CachedTimes(models(gemms))
     whole(remembered, SHAPE)
     whole(remembered, SHAPE)
     assert len(gemms.asked) == len(set(gemms.asked))

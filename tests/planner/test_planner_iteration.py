@@ -14,7 +14,7 @@ from quantbench.device import lookup
 from quantbench.latency.estimate import Estimate
 from quantbench.latency.interconnect import Link, cluster, reference_cluster, same_site
 from quantbench.latency.model_times import BestTimes
-from quantbench.latency.op_times import UNALIGNED_SHARE, RememberedTimes
+from quantbench.latency.op_times import UNALIGNED_SHARE, CachedTimes
 from quantbench.planner.calibration import Calibration, shipped
 from quantbench.planner.iteration import (
     Iteration,
@@ -24,7 +24,7 @@ from quantbench.planner.iteration import (
     point_to_point_s,
     tied_embedding_s,
 )
-from quantbench.planner.layer_time import LayerTime, LayerTimes, Span, _timed, divided
+from quantbench.planner.layer_time import LayerTime, LayerTimes, TimeInterval, _timed, divided
 from quantbench.planner.layout import Job, LayerKey, Layout, layer_weights, stages_of
 from quantbench.planner.memory import memory, stage_parameters
 from quantbench.planner.row_results import predict_case
@@ -34,7 +34,7 @@ from quantbench.workload.kinds import Compute
 from quantbench.workload.presets import preset
 
 
-def core(time: LayerTime) -> Span:
+def core(time: LayerTime) -> TimeInterval:
     return time.core[0] + time.core[1]
 
 
@@ -341,7 +341,7 @@ def test_expert_parallelism_spreads_weights_and_keeps_the_rows_of_a_gpu() -> Non
 )
 def test_a_token_more_or_less_changes_little(name: str, gpus: int, tp: int, ep: int) -> None:
     where = reference_cluster(lookup("h100"))
-    times = RememberedTimes(BestTimes()(where.device))
+    times = CachedTimes(BestTimes()(where.device))
     factors = shipped().of(where, "megatron-bridge")
     layout = Layout(gpus // tp, tp, 1, 1, zero=2, recompute="none", ep=ep)
 

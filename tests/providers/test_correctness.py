@@ -262,7 +262,7 @@ def test_of_large_attention_every_tile_is_looked_at(
     spoiled[0][0, 3, 100] *= -1
     generator = torch.Generator().manual_seed(2)
     with pytest.raises(MeasurementError, match="relative error"):
-        correctness.check("check", work, given, spoiled, generator, must_see=[(0, 3, 100)])
+        correctness.check("check", work, given, spoiled, generator, required_rows=[(0, 3, 100)])
 
 
 @given(

@@ -96,8 +96,8 @@ def test_an_outlier_is_no_tick() -> None:
     assert stats.typical_us([10.0] * 99 + [10.5]) == pytest.approx(10.005)
     assert stats.typical_us([10.0] * 90 + [10.5] * 9 + [300.0]) == pytest.approx(10 + 0.5 * 10 / 99)
     assert stats.untied([10.0, 10.0, 30.0]).tolist() == [10.0, 10.0, 30.0]
-    assert stats.outlier_share([10.0] * 90 + [10.5] * 10) == 0.0
-    assert stats.outlier_share([10.0] * 90 + [10.5] * 9 + [300.0]) == 0.01
+    assert stats.outlier_fraction([10.0] * 90 + [10.5] * 10) == 0.0
+    assert stats.outlier_fraction([10.0] * 90 + [10.5] * 9 + [300.0]) == 0.01
 
 
 @given(st.lists(st.integers(10_000, 10_000_000), min_size=2, max_size=60, unique=True))
@@ -158,8 +158,8 @@ def test_quantiles_spread_and_median_by_hand() -> None:
 def test_outliers_are_what_lies_three_interquartile_ranges_away(
     samples: list[float], far: float, near: float
 ) -> None:
-    assert stats.outlier_share([*samples, near]) == 0.0
-    assert stats.outlier_share([*samples, far]) == 0.125
+    assert stats.outlier_fraction([*samples, near]) == 0.0
+    assert stats.outlier_fraction([*samples, far]) == 0.125
 
 
 def test_noise_is_a_standard_deviation_that_stands_a_third_of_disturbed_samples() -> None:

@@ -22,7 +22,7 @@ from quantbench.report import canvas
 from quantbench.report.source import picture_caption
 from quantbench.report.sweep_result import draw_run, sizes_table, wave_edges
 from quantbench.store.folder import Run
-from quantbench.store.record import Place, Record
+from quantbench.store.record import GridPosition, Record
 from quantbench.workload import Gemm
 
 pytest.importorskip("seaborn", reason="pictures need seaborn")
@@ -150,7 +150,7 @@ def test_a_sweeps_picture_has_a_panel_for_each_op_and_one_legend(
     tmp_path: Path, drawn: list[Any]
 ) -> None:
     made = [
-        replace(r, places=(Place(r.places[0].axes, op),))
+        replace(r, places=(GridPosition(r.places[0].axes, op),))
         for op in ("qkv", "mlp_down")
         for r in stairs(RECORDED)
     ]

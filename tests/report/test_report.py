@@ -28,7 +28,7 @@ from page_checker import Checker, checked
 
 from quantbench.analysis.check import check_run
 from quantbench.analysis.neighbours import BadSize, bad_sizes_on, curves_of_rows, rows_by_dtype
-from quantbench.analysis.summary import LayerRow, are_parts, layer_rows, points_of
+from quantbench.analysis.summary import LayerRow, layer_rows, points_of, providers_run_different_ops
 from quantbench.device.spec import DeviceState
 from quantbench.errors import InputError
 from quantbench.launch import Launch, Tile
@@ -36,7 +36,7 @@ from quantbench.measurement import Grade
 from quantbench.report.page import write_report
 from quantbench.report.source import parse_where, points_where
 from quantbench.store.folder import Run
-from quantbench.store.record import Failed, Measured, Place, Record, Skipped
+from quantbench.store.record import Failed, GridPosition, Measured, Record, Skipped
 from quantbench.workload import Gemm
 
 
@@ -237,12 +237,12 @@ def test_ops_of_several_providers_are_one_layer(tmp_path: Path) -> None:
         for i, n in enumerate((1024, 1088))
     ]
     points = points_of(made, SPEC)
-    assert are_parts(points)
+    assert providers_run_different_ops(points)
     first, second = layer_rows(points)
     assert [(p.op, p.provider) for p in first.points] == [("qkv", "mm"), ("attention", "flash")]
     assert [(p.op, p.provider) for p in second.points] == [("qkv", "mm"), ("attention", "math")]
     assert first.latency_us == pytest.approx(150, rel=0.01)
-    assert not are_parts([p for p in points if p.op == "attention"])
+    assert not providers_run_different_ops([p for p in points if p.op == "attention"])
     assert "n: 1088 is" not in report(run(made), tmp_path).text
 
 
@@ -252,7 +252,7 @@ def test_a_product_that_an_axis_does_not_change_is_named_and_not_drawn(tmp_path:
         *(record(Gemm(512, 64 * h, 1024), steady(9 * h, h), {"heads": h}, op="scores")
           for h in (8, 16)),
     ]  # fmt: skip
-    places = (Place({"heads": 8}, "proj"), Place({"heads": 16}, "proj"))
+    places = (GridPosition({"heads": 8}, "proj"), GridPosition({"heads": 16}, "proj"))
     made[0] = replace(made[0], places=places)
     page = write_report(run(made), tmp_path)
     assert "proj: the same product at every heads" in page.page.read_text()

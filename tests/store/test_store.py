@@ -16,8 +16,8 @@ from quantbench.measurement import Discarded, Grade, MeanClock, Measurement
 from quantbench.store.folder import RunWriter, find_runs, read_run
 from quantbench.store.record import (
     Failed,
+    GridPosition,
     Measured,
-    Place,
     Record,
     Skipped,
     record_from_json,
@@ -64,7 +64,7 @@ def record(n: int, outcome: object = None, **changes: object) -> Record:
         provider="torch.mm",
         outcome=outcome or Measured(MEASUREMENT, Grade("B", ("clock fell by 3 %",))),  # type: ignore[arg-type]
         launch=LAUNCH,
-        places=(Place({"n": n}, "gemm"),),
+        places=(GridPosition({"n": n}, "gemm"),),
         elapsed_s=1.5,
     )
     return replace(made, **changes)  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ from sweep_doubles import recording
 
 from quantbench.analysis.check import check_run
 from quantbench.analysis.neighbours import curves_of_rows
-from quantbench.analysis.staircase import Explanation
+from quantbench.analysis.staircase import TileCandidate
 from quantbench.analysis.summary import Point, layer_rows, points_of, rows_of
 from quantbench.launch import Launch, Tile
 from quantbench.measurement import Grade
@@ -66,7 +66,7 @@ def test_an_assumed_tile_is_called_so_and_dropped_where_the_steps_speak_against_
     run = run_of(smooth, records_of(smooth, gemms, noise=0.002, seed=1))
     check = check_run(run, rules=())
     (period,) = check.periods
-    assert Explanation(128, 256, 108) not in period.recovered.plausible
+    assert TileCandidate(128, 256, 108) not in period.recovered.plausible
     row = rows_of(points_of(run.records, spec))[1]
     assert "assumed" not in row_words(row, check)
 

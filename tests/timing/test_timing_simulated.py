@@ -17,7 +17,7 @@ from quantbench.analysis.periods import tile_finder
 from quantbench.analysis.summary import points_of
 from quantbench.measurement import Grade, Measurement
 from quantbench.stats import typical_us
-from quantbench.store.record import Measured, Place, Record, record_key
+from quantbench.store.record import GridPosition, Measured, Record, record_key
 from quantbench.timing.cuda import CudaTimer
 from quantbench.timing.options import TimingOptions
 from quantbench.workload import Gemm
@@ -39,7 +39,7 @@ def cliffs_of(true_us: Sequence[float], cache: str) -> tuple[Cliff, ...]:
         gemm = Gemm(256, n, 256)
         outcome = Measured(timer.measure(runs(gpu, us)), Grade("A"))
         key = record_key(gemm, "torch.mm", TimingOptions())
-        places = (Place({"n": n}, "gemm"),)
+        places = (GridPosition({"n": n}, "gemm"),)
         records.append(Record("run", key, gemm, "torch.mm", outcome, places=places))
     jumps = jumps_of(fit_all(points_of(records, SPEC), LEAST_ERROR))
     return find_cliffs(jumps, SPEC, tile_finder(SPEC, ()))

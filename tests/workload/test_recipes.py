@@ -8,7 +8,7 @@ import pytest
 from quantbench.device import lookup
 from quantbench.errors import InputError
 from quantbench.latency.model_times import ModelTimes
-from quantbench.latency.op_times import RememberedTimes, copy_us
+from quantbench.latency.op_times import CachedTimes, copy_us
 from quantbench.store.typed import decode, encode
 from quantbench.workload import Op, TransformerShape
 from quantbench.workload.ops import Cast
@@ -69,7 +69,7 @@ def test_a_forward_pass_and_bf16_weight_gradients_need_no_second_copy() -> None:
 
 def test_casts_take_their_bytes_over_the_bandwidth_and_are_said_to_be_unmeasured() -> None:
     spec, cast = lookup("h100-sxm5-80gb"), Cast(4096, 4096, to="fp8", reads=2, copies=2)
-    found = RememberedTimes(ModelTimes(spec)).estimate(cast)
+    found = CachedTimes(ModelTimes(spec)).estimate(cast)
     assert found.latency_us == copy_us(4096 * 4096 * 6, spec)
     assert "casts" in found.unmeasured
     op = Op("cast", "forward", cast, 1)

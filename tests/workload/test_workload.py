@@ -48,7 +48,7 @@ def test_narrow_inputs_are_written_wider(dtype: str, bytes_in: int, bytes_out: i
 
 def test_softmax_work_by_hand() -> None:
     causal = Softmax(batch=2, rows=4, cols=4, dtype="fp16")
-    assert causal.live_elements == 2 * 10
+    assert causal.unmasked_elements == 2 * 10
     assert causal.min_bytes == 2 * (2 * 10 + 2 * 16)  # live elements are read, all are written
     masked = Softmax(batch=6, rows=4, cols=8, dtype="fp16", mask="full", mask_batch=3)
     assert masked.min_bytes == 2 * (2 * 6 * 32) + 3 * 32  # and a byte for each element of the mask

@@ -25,7 +25,7 @@ import numpy as np
 from quantbench.analysis.check import check_run
 from quantbench.analysis.curves import Curve, curves_of, fit_curves, repeatability
 from quantbench.analysis.periods import find_periods
-from quantbench.analysis.staircase import Explanation
+from quantbench.analysis.staircase import TileCandidate
 from quantbench.analysis.summary import Point, points_of, rows_of
 from quantbench.cli.output import SafeConsole
 from quantbench.device import lookup
@@ -79,7 +79,7 @@ class Staircase:
 
     info: RunInfo
     curve: Curve
-    tile: Explanation
+    tile: TileCandidate
     rows: int
 
     @property

@@ -247,7 +247,7 @@ def hand_prior() -> tuple[FloatArray, FloatArray]:
 # Sigmoid of the parameter "fluid" from which GEMMs do not count as running in waves. For the GPUs
 # of the public tables, it is 0.1 if the waves of one tile explain the jumps in latency (A100), and
 # 0.4 to 0.9 if they do not (docs/choosing-shapes.md). For the hand prior, it is 0.38.
-_LARGEST_FLUID_SHARE = 1 / 3
+_LARGEST_FLUID_FRACTION = 1 / 3
 
 
 def runs_in_waves(vectors: Sequence[FloatArray]) -> bool:
@@ -256,7 +256,7 @@ def runs_in_waves(vectors: Sequence[FloatArray]) -> bool:
     vectors: (parameters + tiles,) each, parameter vectors of a model's members.
     """
     fluid = [1.0 / (1.0 + np.exp(-vector[INDEX["fluid"]])) for vector in vectors]
-    return bool(np.mean(fluid) < _LARGEST_FLUID_SHARE)
+    return bool(np.mean(fluid) < _LARGEST_FLUID_FRACTION)
 
 
 @dataclass(frozen=True)
@@ -476,7 +476,7 @@ class Shapes:
     waves: Waves
     operands: Operands
     log_bandwidth: float
-    k_part: Array  # elements of k in a block's slice, rounded up to main-loop steps
+    k_slice: Array  # elements of k in a block's slice, rounded up to main-loop steps
     l2_bytes: Array  # bytes from L2 to the SMs, over the fraction of SMs that have a block
     partial_bytes: Array  # bytes of split-k partial sums, written and read
     smallness: Array  # log(1 + waves) · log2(area of the largest tile / area of this tile)
@@ -498,9 +498,9 @@ class Shapes:
         waves = Waves.of(machine.sm_count, kernels, sizes)
         # A slice of k is at least one step, so that the time still rises with k. Splitting further
         # only adds blocks.
-        k_part = np.maximum(np.ceil(k / (kernels.split_k * _STEP_K)) * _STEP_K, _STEP_K)
+        k_slice = np.maximum(np.ceil(k / (kernels.split_k * _STEP_K)) * _STEP_K, _STEP_K)
         sides = kernels.block_m + kernels.block_n
-        l2_bytes = waves.blocks * sides * k_part * machine.element_bytes
+        l2_bytes = waves.blocks * sides * k_slice * machine.element_bytes
         # Each partial sum of 4 bytes is written once and read once. Without split-k, there is none.
         split_bytes = np.where(kernels.split_k > 1, 8.0, 0.0) * kernels.block_m * kernels.block_n
         by_area = np.log2(_LARGEST_TILE / (kernels.block_m * kernels.block_n))
@@ -526,7 +526,7 @@ class Shapes:
             waves=waves,
             operands=Operands.of(machine, sizes),
             log_bandwidth=math.log(machine.bytes_per_us),  # a float, which makes no array wider
-            k_part=k_part,
+            k_slice=k_slice,
             l2_bytes=l2_bytes / np.minimum(waves.blocks / machine.sm_count, 1.0),
             partial_bytes=split_bytes * waves.blocks,
             smallness=np.log(1.0 + waves.exact) * by_area,
@@ -650,7 +650,7 @@ def kernel_parts(p: Values, s: Shapes) -> Parts:
     # Misaligned rows slow arithmetic as a larger k would. Long rows add the cost of translating
     # addresses. `arithmetic` is the time of all waves. In each wave, an SM computes all its
     # resident blocks.
-    depth = s.k_part
+    depth = s.k_slice
     if s.halvings is not None:
         depth = depth * exp(minimum(p["misaligned"], _MOST_MISALIGNED) * s.halvings)
     beyond = soft_plus((s.log_row_bytes - p["tlb_reach"]) * _TLB_SLOPE) / _TLB_SLOPE
@@ -683,7 +683,7 @@ def kernel_parts(p: Values, s: Shapes) -> Parts:
     per_wave = exp(p["wave"]) + exp(p["epilogue"]) * (kernels.area * kernels.blocks_per_sm)
     launch = exp(p["launch"]) + exp(p["host"]) + exp(p["prologue"]) * kernels.area
     once = launch - exp(p["wave"])  # the first wave waits for none
-    steps = exp(p["step"] + p["step_growth"] * kernels.growth) / _STEP_K * s.k_part
+    steps = exp(p["step"] + p["step_growth"] * kernels.growth) / _STEP_K * s.k_slice
     time = joined + reduction + (per_wave * s.waves.count + once) + steps
     if s.narrow is not None:
         convert = exp(p["convert"]) * s.narrow.converted_us

@@ -32,7 +32,7 @@ _SETTINGS = ("slope", "limit", *_KINDS)
 _PROBE = Sizes.of(np.full(2, 128.0), np.full(2, 4096.0), np.full(2, 1024.0))
 
 
-def ensemble_to_parts(ensemble: Ensemble) -> tuple[dict[str, Any], Arrays]:
+def ensemble_to_json(ensemble: Ensemble) -> tuple[dict[str, Any], Arrays]:
     """Returns an ensemble as a JSON object and named arrays."""
     arrays: Arrays = {}
     members = []
@@ -44,7 +44,7 @@ def ensemble_to_parts(ensemble: Ensemble) -> tuple[dict[str, Any], Arrays]:
             arrays |= outer(member.forest.to_arrays(), f"{i}.")
     reference = None
     if ensemble.reference is not None:
-        reference, of_reference = ensemble_to_parts(ensemble.reference)
+        reference, of_reference = ensemble_to_json(ensemble.reference)
         arrays |= outer(of_reference, _REFERENCE)
     data = {
         "machine": dict(vars(ensemble.machine)),
@@ -56,8 +56,8 @@ def ensemble_to_parts(ensemble: Ensemble) -> tuple[dict[str, Any], Arrays]:
     return data, arrays
 
 
-def ensemble_from_parts(data: Mapping[str, Any], arrays: Arrays) -> Ensemble:
-    """Inverse of `ensemble_to_parts`.
+def ensemble_from_json(data: Mapping[str, Any], arrays: Arrays) -> Ensemble:
+    """Inverse of `ensemble_to_json`.
 
     Raises StoreError for an inconsistent ensemble. A missing or malformed entry raises another
     error, such as KeyError or ValueError.
@@ -67,7 +67,7 @@ def ensemble_from_parts(data: Mapping[str, Any], arrays: Arrays) -> Ensemble:
     _require_machine_and_menu(machine, menu)
     reference = None
     if data["reference"] is not None:
-        reference = ensemble_from_parts(data["reference"], inner(arrays, _REFERENCE))
+        reference = ensemble_from_json(data["reference"], inner(arrays, _REFERENCE))
     bare = Ensemble(machine, menu, (), reference)
     members = []
     for i, settings in enumerate(data["members"]):

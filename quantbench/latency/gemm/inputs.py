@@ -34,7 +34,7 @@ def machine_of(device: DeviceSpec, dtype: str) -> Machine:
     return Machine.of(device, dtype)
 
 
-def product_sizes(
+def gemm_sizes(
     who: str,
     layout: str | Sequence[str],
     m: npt.ArrayLike,

@@ -38,7 +38,7 @@ from quantbench.latency.families import family, unit
 from quantbench.latency.gemm import files
 from quantbench.latency.gemm.cost_model import Machine, Menu, runs_in_waves
 from quantbench.latency.gemm.ensemble import Ensemble
-from quantbench.latency.gemm.inputs import machine_of, product_sizes, without_layout
+from quantbench.latency.gemm.inputs import gemm_sizes, machine_of, without_layout
 from quantbench.latency.gemm.member import Member, TrainingRows
 from quantbench.latency.gemm.training import (
     FEWEST_FOR_TREES,
@@ -139,7 +139,7 @@ class GemmModel:
         machine = machine_of(spec, dtype)
         if np.ndim(batch) == 0:
             batch = np.full(np.size(m), batch)
-        sizes = product_sizes(who, layout, m, n, k, batch)
+        sizes = gemm_sizes(who, layout, m, n, k, batch)
         times = measured_times(who, latency_us, len(sizes))
         # Before an fp8_block GEMM, libraries pad the scales of a if their rows are not aligned.
         # SGLang has no such step, because its quantization writes aligned scales
@@ -235,7 +235,7 @@ class GemmModel:
         wide = np.broadcast_arrays(m, n, k, batch)
         shape = wide[0].shape
         flat = [column.ravel() for column in wide]
-        sizes = product_sizes("GemmModel.predict", layout, *flat)
+        sizes = gemm_sizes("GemmModel.predict", layout, *flat)
         machine = self.ensemble.machine
         if not self.layouts:
             sizes = without_layout(machine, sizes)
@@ -312,7 +312,7 @@ class GemmModel:
 
     def to_bytes(self) -> bytes:
         """Returns the content of the model's file."""
-        ensemble, arrays = files.ensemble_to_parts(self.ensemble)
+        ensemble, arrays = files.ensemble_to_json(self.ensemble)
         names = ("dtype", "library", "rows", "prior_source", "note", "provenance")
         header = {
             "format": MODEL_FORMAT,
@@ -336,7 +336,7 @@ class GemmModel:
             made = cls(
                 device=device_from_json(data["device"]),
                 dtype=require_choice(who, "dtype", data["dtype"], GEMM_DTYPES),
-                ensemble=files.ensemble_from_parts(data["ensemble"], arrays),
+                ensemble=files.ensemble_from_json(data["ensemble"], arrays),
                 interval=IntervalCalibration.from_json(data["interval"]),
                 rows=int(data["rows"]),
                 prior_source=str(data["prior_source"]),

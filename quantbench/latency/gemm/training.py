@@ -221,7 +221,7 @@ def _applicable(gpus: Sequence[MeasuredGpu], which: str, dtype: str) -> list[Mea
 _LEAST_POWER = "a100-pcie-40gb"
 
 
-def _powered(device: DeviceSpec, dtype: str) -> float:
+def _log_power_limit(device: DeviceSpec, dtype: str) -> float:
     """Returns the log fraction of peak that a card's power limit allows, at most 0.
 
     The result can be below 0 only for CUDA cores made in 7 nm or an older process.
@@ -258,14 +258,14 @@ def choose(
             return near(related, same_gpu=same_gpu), blind / 2 if same_gpu else blind
         others = usable
     efficiency = np.eye(len(base.mean))[INDEX["efficiency"]]
-    # Log efficiencies are pooled relative to each GPU's power limit (`_powered`). The limit of this
-    # device is then added to the pooled log efficiency.
+    # Log efficiencies are pooled relative to each GPU's power limit (`_log_power_limit`). The limit
+    # of this device is then added to the pooled log efficiency.
     relative = []
     for gpu in others:
-        powered = _powered(lookup(gpu.device), gpu.dtype)
+        powered = _log_power_limit(lookup(gpu.device), gpu.dtype)
         relative.append(replace(gpu, parameters=gpu.parameters - powered * efficiency))
     start = pooled(relative, base)
-    start = replace(start, mean=start.mean + _powered(device, dtype) * efficiency)
+    start = replace(start, mean=start.mean + _log_power_limit(device, dtype) * efficiency)
     return start, blind
 
 

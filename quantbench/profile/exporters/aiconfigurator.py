@@ -17,8 +17,8 @@ from quantbench.errors import InputError, UnsupportedError, require_choice
 from quantbench.importers.aiconfigurator import COLLECTIVES, TABLES
 from quantbench.latency.libraries import system_of
 from quantbench.profile.exporters.aiconfigurator_modelled import (
+    DTYPE_PAIRS,
     FP8_KEYS,
-    LANES,
     NAMES,
     Message,
     absorbing_rows,
@@ -252,8 +252,8 @@ def _attention_rows(
 ) -> Rows:
     """Returns the rows of one attention table: measured rows first, then modelled rows.
 
-    Modelled rows are added for the shapes of the named models, in each pair of dtypes (LANES) that
-    the device supports. A shape that was measured gets no modelled row in the first pair. If
+    Modelled rows are added for the shapes of the named models, in each pair of dtypes (DTYPE_PAIRS)
+    that the device supports. A shape that was measured gets no modelled row in the first pair. If
     nothing was measured and no model is named, the modelled heads are MODEL_HEADS.
 
     prompts: True for causal prompts with equal numbers of queries and keys. False for decoding,
@@ -286,7 +286,7 @@ def _attention_rows(
         sources = [MODEL] * len(shapes)
         for shape, source, us, spread in timed(shapes, sources, found.latency_us, found.high_us):
             work, window = shape
-            if window or lane != LANES[0] or work not in measured:
+            if window or lane != DTYPE_PAIRS[0] or work not in measured:
                 rows.append(_attention_row(op, work, source, us, spread, window, lane))
     return _of_one_kernel(rows)
 
@@ -298,7 +298,7 @@ def _attention_row(
     us: float,
     spread: float,
     window: int = 0,
-    lane: tuple[str, str] = LANES[0],
+    lane: tuple[str, str] = DTYPE_PAIRS[0],
 ) -> dict[str, Any]:
     """Returns one row of an attention table.
 
@@ -307,7 +307,7 @@ def _attention_row(
     us: time in µs.
     spread: upper limit of the 90 % interval, divided by the time.
     window: number of keys that a query sees; 0 for all.
-    lane: pair of dtypes, one of LANES.
+    lane: pair of dtypes, one of DTYPE_PAIRS.
     """
     return perf_row(
         op,

@@ -31,7 +31,7 @@ from quantbench.workload.serving import BATCHES, CACHED, MOST_PROMPT_TOKENS, Ser
 Message = tuple[str, str, int, int, float, str]
 #: Pairs (attn_dtype, kv_cache_dtype) of attention rows. Measured rows have the first pair. Modelled
 #: rows have all pairs, except that decoding has no rows with the last pair.
-LANES = (("bfloat16", "bfloat16"), ("bfloat16", "fp8"), ("fp8", "fp8"))
+DTYPE_PAIRS = (("bfloat16", "bfloat16"), ("bfloat16", "fp8"), ("fp8", "fp8"))
 #: Decoding with an FP8 cache is modelled as bf16 decoding with this fraction of the keys. In public
 #: tables, FP8 takes 0.5 to 0.72 of the bf16 time for long contexts, and the whole bf16 time for
 #: short contexts.
@@ -216,10 +216,10 @@ def seen(work: Attention, window: int) -> Attention:
 
 
 def lanes_of(profile: Profile, prompts: bool) -> tuple[tuple[str, str], ...]:
-    """Returns the entries of LANES that the device supports, for prompts or for decoding."""
+    """Returns the entries of DTYPE_PAIRS that the device supports, for prompts or for decoding."""
     if profile.device.peak("fp8") is None:
-        return LANES[:1]
-    return LANES if prompts else LANES[:2]
+        return DTYPE_PAIRS[:1]
+    return DTYPE_PAIRS if prompts else DTYPE_PAIRS[:2]
 
 
 def message_rows(
