@@ -2,8 +2,8 @@
 
 The worker, which times the points, asks for the kernel of each point through
 `KernelIdentityClient`. The environment variable QUANTBENCH_KERNEL_NAMES selects where the profiler
-runs: `apart` (in the second process), `here` (in the worker) or `off` (nowhere). A point never fails
-because its kernel could not be identified.
+runs: `apart` (in the second process), `here` (in the worker) or `off` (nowhere). A point never
+fails because its kernel could not be identified.
 """
 
 from __future__ import annotations
