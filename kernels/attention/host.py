@@ -48,7 +48,7 @@ from quantbench.workload.dtypes import DTYPES
 #: Device that the interpreter simulates. It is a Hopper GPU, so that descriptors and the overlapped
 #: schedule are interpreted too.
 _INTERPRETED = Gpu((9, 0), sm_count=4, l2_bytes=2**20)
-_SMALLEST_BLOCK = 16  # smallest side of a matrix instruction
+_SMALLEST_BLOCK = 16  # smallest side that tl.dot accepts
 # A program of the kernel for delta takes block_m whole rows. block_n has no effect.
 _DELTA_TILE = Tile(64, 16, num_warps=4, stages=1)
 

@@ -1,9 +1,10 @@
 """Lists the attention tiles for each GPU architecture; the first entry of each menu is the default.
 
 Every entry compiles for its architecture without spills and within the shared memory of one block;
-the tests compile all of them. The sets follow FlashAttention-3 on Hopper (overlapped by default up
-to a head_dim of 192) and FlashAttention-2 on Ampere, whose matrix instructions read both operands
-from registers. The module also states how many columns a row of head_dim elements takes.
+the tests compile all of them. The tiles of Hopper follow FlashAttention-3. They use the schedule
+`overlapped` by default up to a head_dim of 192. The tiles of Ampere follow FlashAttention-2,
+because Ampere's matrix instructions read both operands from registers. The module also computes how
+many columns a row of head_dim elements takes.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ SCHEDULES = ("plain", "overlapped")
 MIN_HEAD_DIM = 8
 MAX_HEAD_DIM = 256
 
-_SMALLEST_PART = 16  # smallest side of a matrix instruction
+_SMALLEST_PART = 16  # smallest side that tl.dot accepts
 _ELEMENT_BYTES = 2  # of fp16 and bf16; loads of 2 bytes take the menu for rows of odd length
 
 

@@ -1,8 +1,8 @@
-"""Loads and stores blocks of rows of q, k and v of any head_dim, for the attention kernels.
+"""Loads, stores, multiplies and masks blocks of rows of any head_dim, for the attention kernels.
 
 Triton's tensors have power-of-two sizes, but head_dim need not be one. A row is therefore held in
-two parts, MAIN and TAIL columns: 96 = 64 + 32, 72 = 64 + 8 (held in 16, the smallest side of a
-matrix instruction). Columns past head_dim are zeros that cost as much as other columns, which is
+two parts, MAIN and TAIL columns: 96 = 64 + 32, 72 = 64 + 8 (held in 16, the smallest side that
+tl.dot accepts). Columns past head_dim are zeros that cost as much as other columns, which is
 tile quantization in head_dim.
 """
 
@@ -161,8 +161,8 @@ def _store_part(
 def multiply_transposed(a, a_tail, b, b_tail, TAIL: tl.constexpr, PRECISION: tl.constexpr):
     """Returns a · bᵀ over head_dim in fp32: rows of a × rows of b."""
     if TAIL > 0:
-        # The short part comes first, because on Hopper the program waits for the first of the two
-        # tl.dot, whose result the second one needs at once. It need not wait for the second.
+        # On Hopper a tl.dot runs asynchronously until its result is needed. The second tl.dot needs
+        # the result of the first at once. The short part comes first, so that this wait is short.
         c = tl.dot(a_tail, b_tail.T, input_precision=PRECISION)
         c = tl.dot(a, b.T, c, input_precision=PRECISION)
     else:

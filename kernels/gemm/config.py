@@ -32,12 +32,12 @@ _MAX_ALIGN = 16  # elements; a larger alignment does not make loads wider in any
 #: Number of rows of tiles that run together, for reuse in the L2 cache. Source: Triton's matmul
 #: tutorials, which use 8.
 GROUP_M = 8
-#: Number of elements from which on a tile counts as large. The pipeline of a large tile needs the
-#: shared memory that its whole output would take. TMA therefore stores a large tile in two halves,
-#: and the persistent schedule runs tiles and steps in one loop.
+#: Smallest number of elements of a large tile. The pipeline of a large tile leaves no shared memory
+#: for the whole output. TMA therefore stores the output in two halves. In the persistent schedule,
+#: one loop runs over all steps of all tiles.
 _SUBTILE_ELEMENTS = 128 * 256
-_SMALLEST_BLOCK = 16  # smallest side of a matrix instruction
-_FP8_SMALLEST_BLOCK_K = 32  # smallest reduction of a matrix instruction in fp8
+_SMALLEST_BLOCK = 16  # smallest side that tl.dot accepts
+_FP8_SMALLEST_BLOCK_K = 32  # smallest reduction that tl.dot accepts in fp8
 _LARGEST_BLOCK = 256  # limit of a TMA box. Source: cuTensorMapEncodeTiled, CUDA driver API
 # Largest leading dimension for which the offsets within a tile of 256 rows fit 32 bits.
 _LARGEST_LEADING = (2**31 - 1) // _LARGEST_BLOCK

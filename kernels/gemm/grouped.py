@@ -84,8 +84,8 @@ def _tile(
     expert's rows.
 
     index: number of the tile, counted over all experts.
-    ends: (experts + 1,), 0 and then the row at which each expert's rows end.
-    tile_rows: (tiles_m, 2), for each row of tiles its expert, and its number within the expert.
+    ends: (experts + 1,), end of each expert's rows, after a leading 0.
+    tile_rows: (tiles_m, 2), the expert of each row of tiles, and the row's index in that expert.
     OF_WEIGHTS: whether c is the gradient of the weights. In this case tiles_m is the number of rows
         of tiles of one expert, and k is not used. Otherwise tiles_m counts all experts' rows of
         tiles.
@@ -368,7 +368,7 @@ def plan(
 ) -> Plan:
     """Checks the operands, chooses and compiles the kernel, and allocates its buffers.
 
-    The table of tiles is made here, because the routing is part of the workload.
+    The table of tiles is made here on the host, so the timed launch does not include it.
 
     a, b: [rows, k] and [experts, k, n], or [k, rows] and [rows, n] for the gradient of the weights.
     tokens_per_expert: number of rows of each expert. The numbers add up to `rows`.

@@ -171,9 +171,9 @@ def compare(gemm: Gemm, padded: Gemm, now: Estimate, then: Estimate, times: OpTi
     """Compares the predicted times of a GEMM without and with padding.
 
     If m is padded, the time of copying a in every call is added. The copied a is assumed to have
-    the padded k already. The saving's interval follows from the ratio of the two times. Except for
-    the common error of `times`, their errors count as independent: errors come from measurement
-    noise and from the choice of kernel, which the two GEMMs do not share.
+    the padded k already. The saving's interval follows from the ratio of the two times. Both times
+    have the common error of `times`. The rest of their errors counts as independent, because the
+    two GEMMs are measured separately and may run different kernels.
 
     now, then: times of `gemm` and of `padded`.
     times: source of the times, which provides the device and the common error.

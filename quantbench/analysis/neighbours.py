@@ -1,7 +1,8 @@
-"""Finds bad sizes: sizes that run at a lower rate than a better size nearby.
+"""Finds bad sizes: sizes at which a layer runs at a lower rate than at a better size nearby.
 
-A size is compared with sizes that are smaller by up to 10 %. For a dimension in powers of two, such
-as tp, it is compared with all sizes within a factor of two. `bad_sizes_on` is the entry point.
+The rate is that of all measured ops of a layer together. A size is compared with sizes that are
+smaller by up to 10 %. A dimension in powers of two, such as tp, is compared with all sizes within a
+factor of two. `bad_sizes_on` is the entry point.
 """
 
 from __future__ import annotations

@@ -205,10 +205,10 @@ def _pair(kept: Point, broken: Sequence[Point], material: RunData) -> RulePair:
 
 
 def _log_padded_work(point: Point, used: TileInUse | None) -> float | None:
-    """Returns the log of a GEMM's cost by wave quantization, relative to no padding or idle SMs.
+    """Returns the log of a GEMM's slowdown by padding and idle SMs, from arithmetic.
 
-    The cost is (output elements that all waves have room for) / (elements of the output). Returns
-    None for other workloads, and if the tile is unknown or only assumed.
+    The slowdown is (output elements that fit into all waves) / (output elements). Returns None for
+    other workloads, and if the tile is unknown or only assumed.
     """
     if used is None or used.source == "assumed" or not isinstance(point.workload, Gemm):
         return None

@@ -38,8 +38,8 @@ _TREND_RANGE = (-0.2, 2.2)
 # Maximum number of points of a piece, which bounds the work on very long curves. A longer piece is
 # cut by a break of height near 0.
 _LONGEST_PIECE = 512
-# A position is within the 95 % range of a break if its cost exceeds the cost at the best position
-# by at most this. It is the 95 % quantile of χ² with one degree of freedom.
+# Largest increase of χ² over the best position of a break, for positions in the break's 95 % range:
+# the 95 % quantile of χ² with one degree of freedom.
 _CHI2_95 = 3.84
 
 

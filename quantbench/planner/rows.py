@@ -38,8 +38,8 @@ _COLUMNS = {
     "node_gbit_per_s": ("network", "run_node_gbit"),
 }  # fmt: skip
 _BITS_PER_BYTE = 8
-# Longest pipeline stage, relative to the mean number of layers per stage, for which uneven stages
-# are assumed.
+# Uneven pipeline stages are assumed only if the longest stage has at most this many times the mean
+# number of layers.
 _LONGEST_STAGE = 1.25
 # Columns that a fit requires. Their values change a run's time too much to be assumed.
 _NEEDED_BY_A_FIT = (

@@ -109,6 +109,8 @@ def dtype_name(dtype: object, operation: str = "dtype") -> str:
 def missing_format(dtype: str, capability: tuple[int, int]) -> str | None:
     """Returns why a GPU of this compute capability does not support a dtype, or None if it does.
 
+    Only dtypes that the providers measure are known; other dtypes, such as nvfp4, give None.
+
     >>> missing_format("fp8", (8, 0))
     'fp8 needs compute capability 8.9, not 8.0'
     """
