@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from known_profile import known_profile
+from known_profile import gemm_row, known_profile, table
 
 from quantbench.errors import InputError, StoreError, UnsupportedError
 from quantbench.importers import csv_table
@@ -69,6 +69,21 @@ def test_sizes_that_were_not_measured_are_modelled_beside_measured_rows(tmp_path
     (modelled,) = (row for row in written if row["origin"] == "modelled")
     assert (modelled["n"], modelled["k"]) == ("4096", "4352")
     assert float(modelled["low_us"]) < float(modelled["latency_us"]) < float(modelled["high_us"])
+
+
+def test_rows_of_one_layout_place_the_modelled_rows(tmp_path: Path) -> None:
+    """Rows of another layout, dtype or batch at the same shapes change no modelled size."""
+    options = ExportOptions(model="llama-3-8b", dtype="bf16", tensor_parallel=(1,))
+    sizes = []
+    for other in ({}, {"layout": "nn"}, {"dtype": "fp16"}, {"batch": 2}):
+        rows = [gemm_row(m, 4096, 4096, 150.0 + m / 8) for m in (100, 1000)]
+        rows += [{**row, **other} for row in rows if other]
+        export_profile(known_profile({"gemm": table("gemm", rows)}), "csv", tmp_path, options)
+        with (tmp_path / "gemm.csv").open() as stream:
+            written = [row for row in csv.DictReader(stream) if row["origin"] == "modelled"]
+        sizes.append([(row["m"], row["n"], row["k"]) for row in written])
+    assert ("128", "4096", "4096") in sizes[0]
+    assert sizes == sizes[:1] * 4
 
 
 def test_a_processor_without_rows_is_one_clear_line(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from quantbench.profile.exporters.options import (
     Rows,
     csv_text,
     dtype_of,
+    linear_layers,
     require_gpu,
 )
 from quantbench.profile.file import parquet_bytes
@@ -103,7 +104,9 @@ def _modelled(profile: Profile, options: ExportOptions, out: Exported) -> dict[s
             works["gemm"].append(Gemm(m, n, k, batch, dtype, "nt"))
     else:
         pairs = wanted.products or MODEL_SITES
-        for row in model_rows(products, pairs, profile.tables["gemm"]):
+        of_dtype = profile.tables["gemm"].matching(dtype=dtype)
+        measured = linear_layers(of_dtype, options, Exported())
+        for row in model_rows(products, pairs, measured):
             works["gemm"].append(Gemm(row["m"], row["n"], row["k"], dtype=dtype, layout="nt"))
         half = "fp16" if profile.device.peak("bf16") is None else "bf16"
         for one in wanted.heads or MODEL_HEADS:
