@@ -95,9 +95,11 @@ def _modelled(profile: Profile, options: ExportOptions, out: Exported) -> dict[s
     require_gpu(profile, "rows that are modelled")
     dtype = dtype_of(profile, options)
     wanted = served(WHO, options.model, options.configs, options.tensor_parallel)
-    products = GemmTimes(profile, dtype, options.kernels)
+    has_rows = any(map(len, profile.tables.values()))
+    # With rows, the profile selects the model by their library.
+    products = GemmTimes(profile, dtype, "" if has_rows else options.kernels)
     models = ModelTimes(profile.device, gemm=lambda _: (products.model, ""))
-    times: OpTimes = profile if any(map(len, profile.tables.values())) else models
+    times: OpTimes = profile if has_rows else models
     works: dict[str, list[Any]] = {"gemm": [], "attention": []}
     if options.grid is not None:
         for m, n, k, batch in read_shapes(options.grid, "--grid"):
@@ -112,13 +114,10 @@ def _modelled(profile: Profile, options: ExportOptions, out: Exported) -> dict[s
         for one in wanted.heads or MODEL_HEADS:
             if not one.window:
                 works["attention"] += [*one.prompts(half), *one.decodes(half)]
-    notes = []
-    libraries = {}
-    accuracy: dict[Any, Mapping[str, Any]] = {}
-    if times is models:
-        notes.append(products.note)
-        libraries["gemm"] = products.model.library
-        accuracy[Gemm] = products.model.provenance
+    notes = [products.note]
+    libraries = {"gemm": "" if products.fitted_to_profile else products.model.library}
+    accuracy: dict[Any, Mapping[str, Any]] = {Gemm: products.model.provenance}
+    if not has_rows:
         accuracy[Attention] = AttentionModel.best(profile.device).provenance
     found: dict[str, Rows] = defaultdict(list)
     answers = [(kind, of_kind, times.estimates(of_kind)) for kind, of_kind in works.items()]
@@ -136,13 +135,17 @@ def _modelled(profile: Profile, options: ExportOptions, out: Exported) -> dict[s
             decodes = isinstance(work, Attention) and work.seq_q == 1
             judged = "held_out_decode" if decodes else "held_out"
             held_out = accuracy.get(type(work), {}).get(judged, {})
+            library = libraries.get(kind, "")
+            if time.source != "modelled":  # interpolated between rows of the profile
+                held_out = {}
+                library = ""
             row |= {
                 "latency_us": time.latency_us,
                 "low_us": time.low_us,
                 "high_us": time.high_us,
                 "origin": "modelled",
                 "device": profile.device.name,
-                "library": libraries.get(kind, ""),
+                "library": library,
                 "held_out_median_pct": held_out.get("median_pct"),
                 "held_out_p95_pct": held_out.get("p95_pct"),
             }
