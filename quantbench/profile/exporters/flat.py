@@ -100,6 +100,7 @@ def _modelled(profile: Profile, options: ExportOptions, out: Exported) -> dict[s
     products = GemmTimes(profile, dtype, "" if has_rows else options.kernels)
     models = ModelTimes(profile.device, gemm=lambda _: (products.model, ""))
     times: OpTimes = profile if has_rows else models
+    notes = [products.note]
     works: dict[str, list[Any]] = {"gemm": [], "attention": []}
     if options.grid is not None:
         for m, n, k, batch in read_shapes(options.grid, "--grid"):
@@ -111,10 +112,11 @@ def _modelled(profile: Profile, options: ExportOptions, out: Exported) -> dict[s
         for row in model_rows(products, pairs, measured):
             works["gemm"].append(Gemm(row["m"], row["n"], row["k"], dtype=dtype, layout="nt"))
         half = "fp16" if profile.device.peak("bf16") is None else "bf16"
+        if dtype != half:
+            notes.append(f"attention is of {half}, not of {dtype}")
         for one in wanted.heads or MODEL_HEADS:
             if not one.window:
                 works["attention"] += [*one.prompts(half), *one.decodes(half)]
-    notes = [products.note]
     libraries = {"gemm": "" if products.fitted_to_profile else products.model.library}
     accuracy: dict[Any, Mapping[str, Any]] = {Gemm: products.model.provenance}
     if not has_rows:
