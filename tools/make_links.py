@@ -50,7 +50,7 @@ def main() -> None:
     systems = systems_folder()
     if systems is None:
         raise UnsupportedError(
-            "make_links", "aiconfigurator-core is not installed", "pip install '.[tables]'"
+            "make_links", "aiconfigurator-core is not installed", "pip install -e '.[tables]'"
         )
     root = systems / "data"
     devices = {}

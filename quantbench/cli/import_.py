@@ -101,6 +101,7 @@ def import_csv(
     columns: str = option(..., "Columns of sizes and time: m=M,n=N,k=K,latency=time:ms.", "--map"),
     gpu: str = gpu_option(),
     dtype: str | None = option(None, "Number format (bf16, …), if there is no dtype column."),
+    layout: str = option("", "Layout of products (nt: linear layers), if there is no column."),
     provider: str = option("imported", "Library measured, if there is no provider column."),
 ) -> Result:
     """Import a CSV table of measured times."""
@@ -108,8 +109,12 @@ def import_csv(
 
     spec = lookup(gpu)
     mapped = csv_table.parse_map(columns)
-    rows = csv_table.read_rows(file, mapped, dtype=dtype, provider=provider)
-    return _write(to, spec, [(rows, csv_table.origin_of(file, mapped, run_id=to.run_id))])
+    rows = csv_table.read_rows(file, mapped, dtype=dtype, layout=layout, provider=provider)
+    origin = csv_table.origin_of(file, mapped, layout=layout, run_id=to.run_id)
+    notes = []
+    if mapped.kind == "gemm" and not layout and "layout" not in mapped.columns:
+        notes.append("layout nn assumed; linear layers: --layout nt, or --map …,layout=column")
+    return _write(to, spec, [(rows, origin)], notes)
 
 
 def _write(
@@ -121,7 +126,8 @@ def _write(
     """Writes each table as a run, and returns the summaries of the runs.
 
     tables: rows and origin of each table.
-    missing: one line for each table that was not found, printed after the summaries.
+    missing: one line for each table that was not found, and other notes. The lines are printed
+        after the summaries.
     """
     from quantbench.importers.disagreement import disagreements
     from quantbench.importers.runs import summary_lines, write_run

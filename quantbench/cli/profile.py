@@ -22,7 +22,7 @@ from quantbench.cli.output import Lines, Result, check_file, check_folder, encod
 from quantbench.errors import InputError, printable, require_choice
 from quantbench.files import folders_with, read_text, write_file
 from quantbench.latency.libraries import LIBRARIES, library_of
-from quantbench.units import counted, percent
+from quantbench.units import counted, listed, percent
 
 if TYPE_CHECKING:
     from quantbench.profile import Estimate, Profile
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 _FIXED_S = {True: 15.0, False: 4.0}
 _PER_RECORD_S = 3e-4
 _MOST_SPOTS = 10  # maximum number of blind spots in the output
+_MOST_OTHERS = 5  # maximum number of other files that are named
 # Text of a size. The number of digits is limited, because int() raises an error for very long
 # numbers.
 _DIGITS = re.compile("[0-9]{1,19}")
@@ -144,6 +145,8 @@ def export(
 
     folder = target or Path(to)
     require_choice(WHO, "--format", to, FORMATS)
+    if folder.suffix in (".csv", ".json", ".parquet") and not folder.is_dir():
+        raise InputError(WHO, f"--output {folder}", "the name of a folder")
     check_folder(WHO, folder)
     if gpu:
         from quantbench.device import lookup
@@ -208,6 +211,10 @@ def _export_format(profile: Profile, name: str, folder: Path, options: ExportOpt
     made = export_profile(profile, name, folder, options)
     counts = ", ".join(f"{count:,} {kind}" for kind, count in made.rows.items())
     lines = [f"{folder}: {counts}"]
+    others = _other_tables(made.paths)
+    if others:
+        names = listed(others, _MOST_OTHERS)
+        lines.append(f"  other files in {folder} are not of this export: {names}")
     for reason, count in made.left_out.most_common():
         lines.append(f"  {count:,} rows left out: {reason}")
     for note in made.notes:
@@ -215,6 +222,15 @@ def _export_format(profile: Profile, name: str, folder: Path, options: ExportOpt
     for line in made.use:
         lines.append(f"use: {line}")
     return Result({"format": name, **encoded(made)}, lines)
+
+
+def _other_tables(written: list[Path]) -> list[str]:
+    """Returns the names of other CSV and Parquet files beside the written ones."""
+    found: set[Path] = set()
+    for path in written:
+        if path.suffix in (".csv", ".parquet", ".xz"):
+            found.update(path.parent.glob(f"*{path.suffix}"))
+    return sorted(path.name for path in found - set(written))
 
 
 def runs_below(path: Path) -> list[Path]:

@@ -18,6 +18,7 @@ from quantbench.errors import printable
 from quantbench.profile import Estimate, Profile, Table
 from quantbench.profile.blindspots import Blindspots, Spot
 from quantbench.profile.linear_interpolation import BOUND, FloatArray
+from quantbench.profile.models import interval_words
 from quantbench.profile.table import LAYOUTS
 from quantbench.report.terminal import cliffs_table
 from quantbench.store.typed import encode
@@ -123,10 +124,6 @@ def _ranges(rows: Table) -> str:
     return ", ".join(spans)
 
 
-# Grid of m, n and k over which a GEMM model's median interval is computed.
-_PROBED = (2 ** np.arange(14)[:, None, None], 2 ** np.arange(8, 15)[:, None], 2 ** np.arange(8, 15))
-
-
 def model_lines(profile: Profile) -> list[str]:
     """Returns one line for each model that predicts unmeasured shapes, with the model's error.
 
@@ -135,12 +132,9 @@ def model_lines(profile: Profile) -> list[str]:
     models = profile.models
     found = []
     for model in models.gemm:
-        probed = model.predict(*_PROBED)
-        middle = float(np.median(probed.high_us / probed.latency_us)) - 1
         fitted = f"fitted to {model.rows:,} rows" if model.rows else model.note
         found.append(
-            f"model of {model.library}'s {model.dtype} products: {fitted}; "
-            f"90 % of shapes within ±{percent(middle)}"
+            f"model of {model.library}'s {model.dtype} products: {fitted}; {interval_words(model)}"
         )
         held = model.provenance.get("held_out")
         if isinstance(held, dict) and "median_pct" in held:

@@ -96,7 +96,7 @@ def connected(modules: Sequence[Path] = ()) -> Iterator[Any]:
     try:
         import ray
     except ImportError:
-        expected = "pip install '.[ray]' in quantbench's checkout"
+        expected = "pip install -e '.[ray]' in quantbench's checkout"
         raise InputError(WHO, "ray is not installed", expected) from None
     address = cluster_address()
     try:

@@ -26,7 +26,7 @@ from quantbench.workload import Attention, Collective, Gemm, MoE, Workload
 from quantbench.workload.dtypes import GEMM_DTYPES, VECTOR_DTYPES, element_bytes
 
 _WHO = "import aiconfigurator"
-_INSTALL = "pip install '.[tables]' in quantbench's checkout"
+_INSTALL = "pip install -e '.[tables]' in quantbench's checkout"
 
 # Values of `kernel_source`, in lower case, that name a framework's or library's entry point instead
 # of a kernel.

@@ -256,11 +256,17 @@ def parse_map(text: str) -> Mapped:
 
 
 def read_rows(
-    path: Path, mapped: Mapped, *, dtype: str | None = None, provider: str = "imported"
+    path: Path,
+    mapped: Mapped,
+    *,
+    dtype: str | None = None,
+    layout: str = "",
+    provider: str = "imported",
 ) -> Rows:
     """Reads the rows of a table.
 
-    dtype, provider: values for all rows if `mapped` has no such column.
+    dtype, layout, provider: values for all rows if `mapped` has no such column. The layout "" is
+        the default one of a GEMM.
 
     Raises InputError for a missing column or dtype, and for an impossible value.
     """
@@ -270,10 +276,14 @@ def read_rows(
     if dtype is None and "dtype" not in columns:
         raise InputError(_WHO, "no dtype", "--dtype bf16, or dtype=column in --map")
     kind = _KINDS[mapped.kind]
+    if layout and "layout" not in kind.fields:
+        raise InputError(_WHO, f"--layout {layout} for {mapped.kind}", "products only")
     sizes = [name for name in kind.fields if name not in (*_WORDS, "causal")]
     found = Rows()
     for row in file.rows():
         values: dict[str, object] = {"dtype": dtype}
+        if layout:
+            values["layout"] = layout
         for name, column in columns.items():
             if name == "dtype" or name not in _COMMON:
                 values[name] = _value(row, name, column)
@@ -300,10 +310,13 @@ def _value(row: CsvRow, name: str, column: str) -> object:
     return row.integer(column)
 
 
-def origin_of(path: Path, mapped: Mapped, *, run_id: str | None = None) -> Origin:
+def origin_of(path: Path, mapped: Mapped, *, layout: str = "", run_id: str | None = None) -> Origin:
     """Returns the provenance of a table: its file and its column mapping.
 
+    layout: as in `read_rows`.
     run_id: name of the run; None for a name made of the table's kind and the file's digest.
     """
-    pairs = ",".join(map("=".join, mapped.columns.items()))
-    return file_origin(path, "csv", mapped.kind, run_id, columns=f"{pairs}:{mapped.unit}")
+    columns = ",".join(map("=".join, mapped.columns.items())) + f":{mapped.unit}"
+    if layout:
+        columns += f" --layout {layout}"
+    return file_origin(path, "csv", mapped.kind, run_id, columns=columns)

@@ -265,7 +265,11 @@ def write_run(
         same = all(known.get(name, value) == value for name, value in described.items())
         same = same and info.source == origin.source
         if not same or info.how_ended != "complete":
-            what = "is an import that did not finish" if same else "holds another table"
+            what = "holds another table"
+            if same:
+                what = "is an import that did not finish"
+            elif known.get("sha256") == origin.options.get("sha256"):
+                what = "was imported from the same table with other options"
             raise StoreError(
                 "import", f"{folder} {what}", "another --run-id, or that folder removed"
             )

@@ -20,6 +20,7 @@ from quantbench.latency.estimate import Estimates
 from quantbench.latency.gemm.model import GemmModel, shipped_model
 from quantbench.latency.softmax import SoftmaxModel
 from quantbench.store.typed import Json
+from quantbench.units import percent
 from quantbench.workload import Attention, Softmax
 
 _WHO = "profile model of products"
@@ -32,6 +33,17 @@ _PRODUCT_PROBES = np.array(
     ],
     dtype=np.float64,
 )
+
+
+# Values of m, n and k over which the typical interval of a GEMM model is computed.
+_PROBED = (2 ** np.arange(14)[:, None, None], 2 ** np.arange(8, 15)[:, None], 2 ** np.arange(8, 15))
+
+
+def interval_words(model: GemmModel) -> str:
+    """Returns a GEMM model's typical 90 % interval, in words."""
+    probed = model.predict(*_PROBED)
+    middle = float(np.median(probed.high_us / probed.latency_us)) - 1
+    return f"90 % of shapes within ±{percent(middle)}"
 
 
 def _product_to_json(model: GemmModel) -> Json:

@@ -24,6 +24,7 @@ def test_csv(table: Path, tmp_path: Path) -> None:
     )
     said = run(f"{words} --results {tmp_path / 'results'}")
     assert "4 rows read, 3 records written" in said
+    assert "layout nn assumed; linear layers: --layout nt" in said
     folder = next((tmp_path / "results" / "a100-sxm4-80gb").iterdir())
     assert f"Next: quantbench check {folder}, or profile export {folder} --format" in said
     run_read = read_run(folder)
@@ -31,9 +32,15 @@ def test_csv(table: Path, tmp_path: Path) -> None:
     assert len(run_read.records) == 3
     again = run(f"{words} --results {tmp_path / 'results'} --json")
     assert json.loads(again)[0]["existed"] is True
-    for changed in ("--dtype fp16", "--provider cublas"):
+    for changed in ("--dtype fp16", "--provider cublas", "--layout nt"):
         error = refused(f"{words} {changed} --results {tmp_path / 'results'}")
-        assert "holds another table" in error.value
+        assert "was imported from the same table with other options" in error.value
+    said = run(f"{words} --layout nt --run-id linear --results {tmp_path / 'results'}")
+    assert "assumed" not in said
+    linear = read_run(folder.with_name("linear"))
+    assert {record.workload.layout for record in linear.records} == {"nt"}
+    other = words.replace("m=M,n=N,k=K", "op=M,message_bytes=N,num_gpus=K")
+    assert refused(f"{other} --layout nt").expected == "products only"
     assert refused(f"{words} --dtype nvfp4").value == "nvfp4 on a100-sxm4-80gb"
 
 

@@ -64,4 +64,4 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(InputError, match=r"ray is not installed") as caught, connected():
         pass
-    assert caught.value.expected == "pip install '.[ray]' in quantbench's checkout"
+    assert caught.value.expected == "pip install -e '.[ray]' in quantbench's checkout"

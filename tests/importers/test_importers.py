@@ -286,7 +286,7 @@ def test_without_the_package_the_error_says_what_to_install(
 ) -> None:
     monkeypatch.setattr(aiconfigurator, "systems_folder", lambda: None)
     with pytest.raises(
-        UnsupportedError, match=r"pip install '\.\[tables\]' in quantbench's checkout, or --root"
+        UnsupportedError, match=r"pip install -e '\.\[tables\]' in quantbench's checkout, or --root"
     ):
         aiconfigurator.find_tables("a100_sxm")
 

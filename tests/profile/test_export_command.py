@@ -154,15 +154,15 @@ def test_modelled_rows_are_of_the_library_asked_for_and_hold_edges(tmp_path: Pat
     assert "shapes of sglang, as no model of trtllm's is shipped" in said
 
 
-def test_runs_and_a_gpu_are_one_or_the_other(folder: Path) -> None:
-    for words, said in (
-        ("profile.json --gpu h100 --format csv", "runs and --gpu; expected one"),
-        ("--format csv", "neither runs nor --gpu; expected one of them"),
-        ("--gpu h100", "without --format"),
-    ):
-        done = CliRunner().invoke(command, ["export", *words.split()])
-        assert isinstance(done.exception, InputError)
-        assert said in str(done.exception)
+def test_other_tables_in_the_folder_are_named(folder: Path) -> None:
+    (folder / "out").mkdir()
+    (folder / "out" / "moe.csv").touch()
+    for _ in range(2):
+        said = invoke("export profile.json --format csv -o out")
+        assert "other files in out are not of this export: moe.csv\n" in said
+    said = invoke("export --gpu h100 --format csv --dtype fp8 --model gpt2-xl --tp 1 -o fp8")
+    assert "other files" not in said
+    assert "attention is of bf16, not of fp8" in said
 
 
 def test_the_page_s_figures_were_generated() -> None:
@@ -295,13 +295,14 @@ def test_folders_of_runs_are_taken_as_they_are(tmp_path: Path) -> None:
             "profile.json beside other paths; expected one profile, or folders of runs",
         ),
         ("nowhere --format csv", "nowhere"),
+        ("profile.json --format csv -o b.csv", "--output b.csv; expected the name of a folder"),
         ("my.csv --format csv", "my.csv; expected a profile (.json) or a run's folder"),
     ],
 )
 def test_wrong_use_is_one_clear_line(words: str, said: str, folder: Path) -> None:
     Path("my.csv").write_text("m,n,k\n")
     with pytest.raises(QuantbenchError) as caught:
-        invoke(f"export {words} -o out")
+        invoke(f"export -o out {words}")
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
 

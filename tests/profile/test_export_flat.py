@@ -8,13 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from known_profile import known_profile
+from known_profile import gemm_row, known_profile, table
 
 from quantbench.errors import InputError, StoreError, UnsupportedError
 from quantbench.importers import csv_table
+from quantbench.latency.gemm.training import FEWEST_ROWS
 from quantbench.profile.exporters import FORMATS, export_profile
 from quantbench.profile.exporters.options import ExportOptions
 from quantbench.profile.file import from_parquet
+from quantbench.profile.fit import models_of
 from quantbench.profile.models import Models
 from quantbench.workload import Collective
 
@@ -69,6 +71,46 @@ def test_sizes_that_were_not_measured_are_modelled_beside_measured_rows(tmp_path
     (modelled,) = (row for row in written if row["origin"] == "modelled")
     assert (modelled["n"], modelled["k"]) == ("4096", "4352")
     assert float(modelled["low_us"]) < float(modelled["latency_us"]) < float(modelled["high_us"])
+
+
+def test_rows_of_one_layout_place_the_modelled_rows(tmp_path: Path) -> None:
+    """Rows of another layout, dtype or batch at the same shapes change no modelled size."""
+    options = ExportOptions(model="llama-3-8b", dtype="bf16", tensor_parallel=(1,))
+    sizes = []
+    for other in ({}, {"layout": "nn"}, {"dtype": "fp16"}, {"batch": 2}):
+        rows = [gemm_row(m, 4096, 4096, 150.0 + m / 8) for m in (100, 1000)]
+        rows += [{**row, **other} for row in rows if other]
+        export_profile(known_profile({"gemm": table("gemm", rows)}), "csv", tmp_path, options)
+        with (tmp_path / "gemm.csv").open() as stream:
+            written = [row for row in csv.DictReader(stream) if row["origin"] == "modelled"]
+        sizes.append([(row["m"], row["n"], row["k"]) for row in written])
+    assert ("128", "4096", "4096") in sizes[0]
+    assert sizes == sizes[:1] * 4
+
+
+@pytest.mark.parametrize(
+    ("count", "library", "said"),
+    [
+        (FEWEST_ROWS - 1, "sglang", "shapes of sglang; "),
+        (FEWEST_ROWS, "", "rows of this profile, of provider imported; 90 % of shapes within ±"),
+    ],
+)
+def test_the_model_beside_own_rows_is_named_with_its_accuracy(
+    count: int, library: str, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "grid.csv").write_text("m,n,k\n8192,8192,8192\n")
+    rows = [
+        gemm_row(64 * m, 4096, 4096, 50.0 + 9 * m, provider="imported") for m in range(1, count + 1)
+    ]
+    profile = known_profile({"gemm": table("gemm", rows)})
+    fitted = models_of(profile.device, dict(profile.tables), fit=True, seed=0)
+    options = ExportOptions(grid=tmp_path / "grid.csv")
+    made = export_profile(replace(profile, models=fitted), "csv", tmp_path, options)
+    assert any(said in note for note in made.notes)
+    with (tmp_path / "gemm.csv").open() as stream:
+        (row,) = (row for row in csv.DictReader(stream) if row["origin"] == "modelled")
+    assert row["library"] == library
+    assert bool(row["held_out_median_pct"]) == bool(library)
 
 
 def test_a_processor_without_rows_is_one_clear_line(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from quantbench.profile.exporters.options import (
     Rows,
     csv_text,
     dtype_of,
+    linear_layers,
     require_gpu,
 )
 from quantbench.profile.file import parquet_bytes
@@ -95,28 +96,31 @@ def _modelled(profile: Profile, options: ExportOptions, out: Exported) -> dict[s
     require_gpu(profile, "rows that are modelled")
     dtype = dtype_of(profile, options)
     wanted = served(WHO, options.model, options.configs, options.tensor_parallel)
-    products = GemmTimes(profile, dtype, options.kernels)
+    has_rows = any(map(len, profile.tables.values()))
+    # With rows, the profile selects the model by their library.
+    products = GemmTimes(profile, dtype, "" if has_rows else options.kernels)
     models = ModelTimes(profile.device, gemm=lambda _: (products.model, ""), cache_write=True)
-    times: OpTimes = profile if any(map(len, profile.tables.values())) else models
+    times: OpTimes = profile if has_rows else models
+    notes = [products.note]
     works: dict[str, list[Any]] = {"gemm": [], "attention": []}
     if options.grid is not None:
         for m, n, k, batch in read_shapes(options.grid, "--grid"):
             works["gemm"].append(Gemm(m, n, k, batch, dtype, "nt"))
     else:
         pairs = wanted.products or MODEL_SITES
-        for row in model_rows(products, pairs, profile.tables["gemm"]):
+        of_dtype = profile.tables["gemm"].matching(dtype=dtype)
+        measured = linear_layers(of_dtype, options, Exported())
+        for row in model_rows(products, pairs, measured):
             works["gemm"].append(Gemm(row["m"], row["n"], row["k"], dtype=dtype, layout="nt"))
         half = "fp16" if profile.device.peak("bf16") is None else "bf16"
+        if dtype != half:
+            notes.append(f"attention is of {half}, not of {dtype}")
         for one in wanted.heads or MODEL_HEADS:
             if not one.window:
                 works["attention"] += [*one.prompts(half), *one.decodes(half)]
-    notes = []
-    libraries = {}
-    accuracy: dict[Any, Mapping[str, Any]] = {}
-    if times is models:
-        notes.append(products.note)
-        libraries["gemm"] = products.model.library
-        accuracy[Gemm] = products.model.provenance
+    libraries = {"gemm": "" if products.fitted_to_profile else products.model.library}
+    accuracy: dict[Any, Mapping[str, Any]] = {Gemm: products.model.provenance}
+    if not has_rows:
         accuracy[Attention] = AttentionModel.best(profile.device).provenance
     found: dict[str, Rows] = defaultdict(list)
     answers = [(kind, of_kind, times.estimates(of_kind)) for kind, of_kind in works.items()]
@@ -134,13 +138,17 @@ def _modelled(profile: Profile, options: ExportOptions, out: Exported) -> dict[s
             decodes = isinstance(work, Attention) and work.seq_q == 1
             judged = "held_out_decode" if decodes else "held_out"
             held_out = accuracy.get(type(work), {}).get(judged, {})
+            library = libraries.get(kind, "")
+            if time.source != "modelled":  # interpolated between rows of the profile
+                held_out = {}
+                library = ""
             row |= {
                 "latency_us": time.latency_us,
                 "low_us": time.low_us,
                 "high_us": time.high_us,
                 "origin": "modelled",
                 "device": profile.device.name,
-                "library": libraries.get(kind, ""),
+                "library": library,
                 "held_out_median_pct": held_out.get("median_pct"),
                 "held_out_p95_pct": held_out.get("p95_pct"),
             }

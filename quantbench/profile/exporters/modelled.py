@@ -23,6 +23,7 @@ from quantbench.profile.linear_interpolation import (
     places_between,
     through_rows,
 )
+from quantbench.profile.models import interval_words
 from quantbench.profile.profile import Profile
 from quantbench.profile.table import Table
 from quantbench.workload import Attention
@@ -68,6 +69,7 @@ class GemmTimes:
 
     model: the model that predicts.
     source: kernel_source of modelled rows.
+    fitted_to_profile: whether the model was fitted to rows of the profile.
     note: origin and accuracy of the model.
     """
 
@@ -82,7 +84,14 @@ class GemmTimes:
         model = self.model
         self.source = MODEL
         fitted = "from what other GPUs taught, nothing measured"
-        if model.rows:
+        self.fitted_to_profile = False
+        if model.rows and model is not shipped_model(device.name, model.dtype, model.library):
+            self.fitted_to_profile = True
+            rows = profile.tables["gemm"].matching(dtype=model.dtype)
+            provider = rows.most_frequent("provider", rows.by_library(model.library))
+            fitted = f"fitted to {model.rows:,} rows of this profile, of provider {provider}"
+            fitted += f"; {interval_words(model)}"
+        elif model.rows:
             fitted = f"fitted to {model.rows:,} shapes of {model.library}"
             if library not in ("", model.library):
                 self.source += f"_of_{model.library}"
