@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 import shlex
@@ -12,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from known_profile import ATTENTIONS, GEMMS, gemm_row, known_profile, known_tables, table
+from known_profile import ATTENTIONS, GEMMS, gemm_row, known_profile, known_tables, rows_of, table
 from made_runs import record, run, write
 from typer.testing import CliRunner
 
@@ -52,11 +51,6 @@ def invoke(words: str) -> str:
     done = CliRunner().invoke(command, shlex.split(words), catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return done.stdout
-
-
-def rows_of(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
 
 
 def skip_without_its_packages(words: list[str]) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import shlex
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from known_profile import gemm_row, known_profile, table
+from known_profile import gemm_row, known_profile, rows_of, table
 
 from quantbench.errors import InputError, StoreError, UnsupportedError
 from quantbench.importers import csv_table
@@ -65,8 +64,7 @@ def test_sizes_that_were_not_measured_are_modelled_beside_measured_rows(tmp_path
     grid.write_text(f"m,n,k\n{known['m']},{known['n']},{known['k']}\n{known['m']},4096,4352\n")
     options = ExportOptions(grid=grid, dtype=known["dtype"])
     export_profile(profile, "csv", tmp_path / "out", options)
-    with (tmp_path / "out" / "gemm.csv").open() as stream:
-        written = list(csv.DictReader(stream))
+    written = rows_of(tmp_path / "out" / "gemm.csv")
     assert len(written) == len(profile.tables["gemm"]) + 1
     (modelled,) = (row for row in written if row["origin"] == "modelled")
     assert (modelled["n"], modelled["k"]) == ("4096", "4352")
@@ -81,9 +79,9 @@ def test_rows_of_one_layout_place_the_modelled_rows(tmp_path: Path) -> None:
         rows = [gemm_row(m, 4096, 4096, 150.0 + m / 8) for m in (100, 1000)]
         rows += [{**row, **other} for row in rows if other]
         export_profile(known_profile({"gemm": table("gemm", rows)}), "csv", tmp_path, options)
-        with (tmp_path / "gemm.csv").open() as stream:
-            written = [row for row in csv.DictReader(stream) if row["origin"] == "modelled"]
-        sizes.append([(row["m"], row["n"], row["k"]) for row in written])
+        written = rows_of(tmp_path / "gemm.csv")
+        modelled = [row for row in written if row["origin"] == "modelled"]
+        sizes.append([(row["m"], row["n"], row["k"]) for row in modelled])
     assert ("128", "4096", "4096") in sizes[0]
     assert sizes == sizes[:1] * 4
 
@@ -107,9 +105,8 @@ def test_the_model_beside_own_rows_is_named_with_its_accuracy(
     options = ExportOptions(grid=tmp_path / "grid.csv")
     made = export_profile(replace(profile, models=fitted), "csv", tmp_path, options)
     assert any(said in note for note in made.notes)
-    with (tmp_path / "gemm.csv").open() as stream:
-        (row,) = (row for row in csv.DictReader(stream) if row["origin"] == "modelled")
-    assert row["library"] == library
+    row = rows_of(tmp_path / "gemm.csv")[-1]
+    assert (row["origin"], row["library"]) == ("modelled", library)
     assert bool(row["held_out_median_pct"]) == bool(library)
 
 
