@@ -74,16 +74,15 @@ def test_sizes_that_were_not_measured_are_modelled_beside_measured_rows(tmp_path
 def test_rows_of_one_layout_place_the_modelled_rows(tmp_path: Path) -> None:
     """Rows of another layout, dtype or batch at the same shapes change no modelled size."""
     options = ExportOptions(model="llama-3-8b", dtype="bf16", tensor_parallel=(1,))
-    sizes = []
+    modelled = []
     for other in ({}, {"layout": "nn"}, {"dtype": "fp16"}, {"batch": 2}):
         rows = [gemm_row(m, 4096, 4096, 150.0 + m / 8) for m in (100, 1000)]
         rows += [{**row, **other} for row in rows if other]
         export_profile(known_profile({"gemm": table("gemm", rows)}), "csv", tmp_path, options)
         written = rows_of(tmp_path / "gemm.csv")
-        modelled = [row for row in written if row["origin"] == "modelled"]
-        sizes.append([(row["m"], row["n"], row["k"]) for row in modelled])
-    assert ("128", "4096", "4096") in sizes[0]
-    assert sizes == sizes[:1] * 4
+        modelled.append([row for row in written if row["origin"] == "modelled"])
+    assert len(modelled[0]) > 100
+    assert modelled == modelled[:1] * 4
 
 
 @pytest.mark.parametrize(
