@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from quantbench.device import lookup
+from quantbench.files import open_text
 from quantbench.profile.profile import Profile
 from quantbench.profile.schema import KnownCliff, Provenance
 from quantbench.profile.table import LAYOUTS, Table
@@ -91,6 +92,6 @@ def known_profile(tables: dict[str, Table] | None = None, gpu: str = "a100-sxm4-
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
-    """The rows of a CSV file."""
-    with path.open(newline="", encoding="utf-8") as file:
+    """The rows of a CSV file, also of a compressed one."""
+    with open_text(path) as file:
         return list(csv.DictReader(file))

@@ -21,6 +21,7 @@ from known_profile import GEMMS, gemm_row, known_profile, table
 
 from quantbench.profile.exporters import export_profile
 from quantbench.profile.exporters.rates import curve
+from quantbench.profile.table import Table
 from quantbench.workload import Collective, Gemm
 
 # calculon is installed from source only; PyPI's package of this name is another project, without
@@ -28,8 +29,8 @@ from quantbench.workload import Collective, Gemm
 _HAS_CALCULON = find_spec("calculon") is not None and find_spec("calculon.system") is not None
 
 
-def written(folder: Path) -> dict[str, Any]:
-    export_profile(known_profile(), "calculon", folder)
+def written(folder: Path, tables: dict[str, Table] | None = None) -> dict[str, Any]:
+    export_profile(known_profile(tables), "calculon", folder)
     found: dict[str, Any] = json.loads((folder / "a100-sxm4-80gb.json").read_text())
     return found
 
@@ -113,10 +114,7 @@ def test_short_products_have_an_efficiency_of_their_own(tmp_path: Path) -> None:
     tables = {
         "gemm": table("gemm", [gemm_row(512, 512, 512, 6.0), gemm_row(8192, 8192, 8192, 4400.5)])
     }
-    export_profile(known_profile(tables), "calculon", tmp_path)
-    points = json.loads((tmp_path / "a100-sxm4-80gb.json").read_text())["matrix"]["bfloat16"][
-        "gflops_efficiency"
-    ]
+    points = written(tmp_path, tables)["matrix"]["bfloat16"]["gflops_efficiency"]
     small = Gemm(512, 512, 512)
     assert looked_up(points, small.flops / 1e9) == pytest.approx(small.flops / 6.0 / 1e6 / 312)
     assert looked_up(points, 1e-6) == looked_up(points, small.flops / 1e9)

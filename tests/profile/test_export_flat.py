@@ -16,7 +16,6 @@ from quantbench.profile.exporters import FORMATS, export_profile
 from quantbench.profile.exporters.options import ExportOptions
 from quantbench.profile.file import from_parquet
 from quantbench.profile.fit import models_of
-from quantbench.profile.models import Models
 from quantbench.workload import Collective
 
 
@@ -39,12 +38,12 @@ def test_csv_comes_back_exactly_through_the_command_that_the_export_prints(tmp_p
         )
 
 
-def test_a_processor_has_no_command_to_come_back_with(tmp_path: Path) -> None:
+def test_a_processor_has_no_command_to_come_back_with_and_needs_rows(tmp_path: Path) -> None:
     profile = known_profile()
-    cpu = replace(
-        profile, device=replace(profile.device, name="cpu-x", kind="cpu"), models=Models()
-    )
+    cpu = replace(profile, device=replace(profile.device, name="cpu-x", kind="cpu"))
     assert export_profile(cpu, "csv", tmp_path).use == []
+    with pytest.raises(UnsupportedError, match="expected a GPU, for rows that are modelled"):
+        export_profile(replace(cpu, tables={}), "csv", tmp_path)
 
 
 def test_parquet_holds_the_tables_bit_by_bit(tmp_path: Path) -> None:
@@ -107,13 +106,6 @@ def test_the_model_beside_own_rows_is_named_with_its_accuracy(
     row = rows_of(tmp_path / "gemm.csv")[-1]
     assert (row["origin"], row["library"]) == ("modelled", library)
     assert bool(row["held_out_median_pct"]) == bool(library)
-
-
-def test_a_processor_without_rows_is_one_clear_line(tmp_path: Path) -> None:
-    none = known_profile({})
-    cpu = replace(none, device=replace(none.device, kind="cpu"), models=Models())
-    with pytest.raises(UnsupportedError, match="expected a GPU, for rows that are modelled"):
-        export_profile(cpu, "csv", tmp_path)
 
 
 def test_an_unknown_format_names_the_others(tmp_path: Path) -> None:
