@@ -1,9 +1,12 @@
 """A profile of known figures, for the tests that load exports with their consumers' packages."""
 
+import csv
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from quantbench.device import lookup
+from quantbench.files import open_text
 from quantbench.profile.profile import Profile
 from quantbench.profile.schema import KnownCliff, Provenance
 from quantbench.profile.table import LAYOUTS, Table
@@ -86,3 +89,9 @@ def known_profile(tables: dict[str, Table] | None = None, gpu: str = "a100-sxm4-
         KnownCliff("m", 1024, 1025, 1.2, 1.1, 1.3, "gemm", "torch.matmul", "gemm bf16 nt", "wave", num_curves=4),
     )  # fmt: skip
     return Profile(lookup(gpu), {"torch": "2.11"}, Provenance("0.1.0"), tables, cliffs=cliffs)
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file, also of a compressed one."""
+    with open_text(path) as file:
+        return list(csv.DictReader(file))

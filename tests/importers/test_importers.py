@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -393,18 +394,17 @@ def test_aiconfigurator_experts(tmp_path: Path) -> None:
 
 def test_aiconfigurator_errors(tmp_path: Path) -> None:
     root = write_tables(tmp_path)
-    with pytest.raises(
-        InputError, match=r"--system h100_sxm: no .*h100_sxm.yaml; expected one of a100_sxm"
+    for typed, said in (
+        (
+            {"system": "h100_sxm"},
+            r"--system h100_sxm: no .*h100_sxm.yaml; expected one of a100_sxm",
+        ),
+        ({"backend": "trtllm"}, r"--backend trtllm --version \(not given\) for a100_sxm; .* vllm"),
+        ({"kinds": ["mla"]}, r"--table 'mla'; expected one of gemm, context_attention, nccl"),
     ):
-        aiconfigurator.find_tables("h100_sxm", root=root)
-    with pytest.raises(
-        InputError, match=r"--backend trtllm --version \(not given\) for a100_sxm; .* vllm"
-    ):
-        aiconfigurator.find_tables("a100_sxm", backend="trtllm", root=root)
-    with pytest.raises(
-        InputError, match=r"--table 'mla'; expected one of gemm, context_attention, nccl"
-    ):
-        aiconfigurator.find_tables("a100_sxm", root=root, kinds=["mla"])
+        asked: Any = {"system": "a100_sxm", "root": root} | typed
+        with pytest.raises(InputError, match=said):
+            aiconfigurator.find_tables(**asked)
     broken = root / "data/a100_sxm/gemm/vllm/1/gemm_perf.parquet"
     broken.write_bytes(b"nonsense")
     table = aiconfigurator.find_tables("a100_sxm", backend="vllm", root=root, kinds=["gemm"])[0][0]

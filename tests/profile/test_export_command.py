@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 import shlex
@@ -12,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from known_profile import GEMMS, gemm_row, known_profile, known_tables, table
+from known_profile import ATTENTIONS, GEMMS, gemm_row, known_profile, known_tables, rows_of, table
 from made_runs import record, run, write
 from typer.testing import CliRunner
 
@@ -54,11 +53,6 @@ def invoke(words: str) -> str:
     done = CliRunner().invoke(command, shlex.split(words), catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return done.stdout
-
-
-def rows_of(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
 
 
 def skip_without_its_packages(words: list[str]) -> None:
@@ -194,6 +188,8 @@ def test_the_page_s_python_runs(package: str, name: str, folder: Path) -> None:
     assert all(float(word) > 0 for word in last)
     if name == "aiconfigurator":
         assert float(last[0]) == pytest.approx(GEMMS[129, 4096, 4096] / 1e3, rel=1e-12)
+        ours_us = ATTENTIONS[1, 32, 8, 1024, 1024, 128, True]
+        assert 0 <= float(last[1]) - ours_us / 1e3 < 0.02  # the engine adds a constant time
 
 
 def test_other_documents_are_named_rightly() -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import json
-import lzma
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -14,7 +12,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from known_profile import ATTENTIONS, COLLECTIVES, gemm_row, known_profile, known_tables, table
+from known_profile import (
+    ATTENTIONS,
+    COLLECTIVES,
+    gemm_row,
+    known_profile,
+    known_tables,
+    rows_of,
+    table,
+)
 
 from quantbench.errors import InputError
 from quantbench.profile.exporters import export_profile
@@ -85,11 +91,6 @@ def load(root: Path, tp: int) -> dict[str, Any]:
     assert done.returncode == 0, done.stderr[-2000:]
     found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return found
-
-
-def rows_of(path: Path) -> list[dict[str, str]]:
-    with lzma.open(path, "rt", newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
 
 
 def assert_measured(rows: list[dict[str, Any]]) -> None:
