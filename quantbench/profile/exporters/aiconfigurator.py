@@ -61,7 +61,7 @@ from quantbench.workload.dtypes import DTYPES
 from quantbench.workload.serving import MODEL_HEADS, Served, served
 
 _BACKENDS = ("vllm", "sglang", "trtllm")
-_INSTALL = "pip install '.[tables]' in quantbench's checkout"
+_INSTALL = "pip install -e '.[tables]' in quantbench's checkout"
 #: Version under which the NCCL table is stored. It is not a release of NCCL.
 _NCCL_VERSION = "quantbench"
 #: Maps a dtype to its name in aiconfigurator's NCCL table.
