@@ -472,6 +472,11 @@ def test_it_fits_asks_nothing_of_the_network_and_complains_of_nothing(
         ("llama-3-8b", {"seq": 2049, "tp": 2}, {"ffn": True}),
         ("bloom-176b", {"seq": 2049, "tp": 8}, {"layers": True}),
         ("gpt2-xl", {"seq": 1000}, {}),
+        (
+            "llama-3-8b",
+            {"hidden": 5000, "heads": 40, "head_dim": 125, "ffn": 20000, "tp": 4},
+            {"hidden": True},
+        ),
         ("qwen3-30b-a3b", {"seq": 1000, "ep": 8}, {"vocab": True}),
         ("mixtral-8x7b", {"seq": 4096, "top_k": 4, "moe_ffn": 1792, "ep": 8}, {}),
         ("deepseek-v3", {"tp": 4, "ep": 16, "mbs": 2}, {}),

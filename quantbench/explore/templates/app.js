@@ -16,8 +16,7 @@ const CHOICES = ['axis', 'attention', 'direction', 'routing'], FLAGS = ['gated',
 const NAMES = [...document.querySelectorAll('#controls input[type=range]')].map(slider => slider.id.slice(2));
 const least = name => Number($(`n-${name}`).min), choicesOf = name => [...$(name).options].map(one => one.value);
 const COUNTS = ['heads', 'tp', 'mbs', 'ep', 'top_k'], DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3], [5, 5], [1, 2]];
-// CLIFF: drop of the rate that is named.
-const CLIFF = 0.02, SLICE_MS = 12, FIRST_MS = 16, MOST_MODELS = 12;
+const CLIFF = 0.02, SLICE_MS = 12, FIRST_MS = 16, MOST_MODELS = 12;  // CLIFF: drop of the rate that is named
 
 let page, state, locks = {}, lines = [], active, models = new Map(), plot, job = 0, shownOp = '', zoom = null, marks = [];
 

@@ -297,7 +297,7 @@ function* changesNear(s) {
         for (const heads of headsNear(s, hidden)) yield [`hidden ${hidden}`, {hidden, ffn, vocab, ...heads}];
       }
     }
-    for (const heads of headsNear(s, s.hidden)) yield ['heads', heads];
+    for (const heads of headsNear(s, s.hidden)) yield [heads.heads ? 'heads' : 'head_dim', heads];
     for (const ffn of multiples(wide, (1 - near) * s.ffn, (1 + near) * s.ffn)) yield ['ffn', {ffn}];
   }
   yield ['vocab', {vocab: paddedVocab(s.vocab, s.tp)}];
@@ -315,10 +315,11 @@ function* changesNear(s) {
   for (const ep of degrees) yield ['tp and ep', {tp: gpus / ep, ep, mbs: samples / ep}];
 }
 
-// Heads of a hidden size, of usual widths; no change if heads · head_dim is not hidden.
+// Heads of a hidden size, of usual widths, or as many of the next aligned one; none if heads · head_dim is not hidden.
 function headsNear(s, hidden) {
   if (s.heads * s.head_dim !== s.hidden) return [{}];
-  const {head_dims, heads: factor} = page.space, found = [], own = kvHeads(s), group = s.heads / own;
+  const {head_dims, heads: factor} = page.space, own = kvHeads(s), group = s.heads / own;
+  const found = hidden === s.hidden && s.head_dim % 8 ? [{head_dim: cdiv(s.head_dim, 8) * 8}] : [];
   for (const width of new Set([...head_dims, s.head_dim])) {
     const heads = hidden / width, few = factor * heads >= s.heads && heads <= factor * s.heads;
     if (!Number.isInteger(heads) || heads % s.tp || !few || width % 8 || (s.kv_rank && width < s.rope_dim)) continue;
