@@ -179,12 +179,12 @@ class Times {
   }
   // Sides along which rows lie, and what they must be a multiple of to be aligned.
   rows(op) { return this.of(op).format.rows[op.layout]; }
-  // Whether no rule of the number format and library says that the shape crashes (alignment_rules.broken_by_shape).
-  runs(s) {
+  // The first rule of the number format and library that says that the shape crashes (alignment_rules.broken_by_shape).
+  crash(s) {
     const list = ops({...s, direction: s.experts ? 'forward' : 'both'}).filter(op => !op.core && op.name !== 'logits');
     const works = [{'tokens / tp': s.seq * s.mbs / s.tp}, ...list.flatMap(op => op.kind === 'moe' ? groupedGemms(op) : op)];
-    return this.entry.crashes.every(rule => s.tp < rule.min_tp || (rule.training && s.experts) || works.every(work =>
-      (rule.phases.length && !rule.phases.includes(work.phase)) || !rule.sides.some(side => work[side] % rule.multiple)));
+    return this.entry.crashes.find(rule => s.tp >= rule.min_tp && !(rule.training && s.experts) && works.some(work =>
+      (!rule.phases.length || rule.phases.includes(work.phase)) && rule.sides.some(side => work[side] % rule.multiple)));
   }
   // The worst edge that an op has crossed, {us, words}: the time beyond the rate just before the edge (advice.cost).
   waste(op) {
@@ -245,8 +245,7 @@ const multiples = (step, low, high) => Array.from({length: high / step}, (_, i) 
 const tileName = t => `${t.blockM}x${t.blockN}${t.splitK > 1 ? ` split-k ${t.splitK}` : ''}`;
 const padWords = (name, size, to) => `${name} = ${size} pads to ${to}: ${percent(1 - size / to)} idle`;
 
-// Returns the setting with one size changed, and what follows unless it is locked: heads of the same width (or as many
-// heads, if they are kept) and ffn = 4 · hidden follow hidden, key/value heads keep their ratio to heads.
+// Returns the setting with one size changed. Unless locked, heads of the same width (or as many, wider) and ffn = 4 · hidden follow.
 function changed(s, name, value, locks) {
   const next = {...s, [name]: value}, whole = s.heads * s.head_dim === s.hidden;
   const free = size => !locks[size] && size !== name;
