@@ -131,6 +131,11 @@ class ShapeCost:
         return sorted(found, key=lambda op: -op.waste_us)
 
     @property
+    def misaligned_labels(self) -> list[str]:
+        """Labels of the ops with misaligned rows that waste at least 1 % of the op's time."""
+        return [op.op.label for op in self.ops if "alignment" in {edge.kind for edge in op.edges}]
+
+    @property
     def tflops(self) -> float:
         """Useful TFLOP/s on one GPU."""
         return total_flops(self.ops) / self.latency.latency_us / 1e6

@@ -351,12 +351,13 @@ def _misaligned_words(advice: Advice) -> str:
     ops = advice.cost.misaligned
     share = percent(sum(op.waste_us for op in ops) / advice.cost.latency.latency_us)
     words = f"Do not keep it: misaligned rows waste {share} ({ops[0].edges[0].words}); "
-    mends = [one for one in advice.compared if not one.cost.misaligned]
+    labels = {op.op.label for op in ops}
+    mends = [one for one in advice.compared if labels.isdisjoint(one.cost.misaligned_labels)]
     if mends:
         best = max(mends, key=lambda one: one.found.gain)
         return f"{words}aligned: {best.changes}, by {best.found.gain_words}, not surely faster"
-    kept = ", ".join(advice.space.keep) or "nothing"
-    return f"{words}no shape tried aligns them with {kept} kept; multiples of 8 are aligned"
+    kept = f" with {', '.join(advice.space.keep)} kept" if advice.space.keep else ""
+    return f"{words}no shape tried aligns them{kept}; multiples of 8 are aligned"
 
 
 def _least_gain(one: Advised) -> float:

@@ -327,6 +327,10 @@ def chosen_model(
         for name in ("heads", "kv_heads", "head_dim", "ffn"):
             if name in changes and name not in typed and (changes[name] or name != "head_dim"):
                 assumed.append(f"{name} = {changes[name] or 'heads'}")
+        hidden = typed.get("hidden", base.hidden)
+        if hidden != base.hidden and "heads" not in changes and not changes["head_dim"]:
+            why = f"no whole heads and kv_heads of {base.head_dim} at tp = {tp}"
+            assumed.append(f"head_dim = {hidden // base.heads} ({why})")
     elif not options.untied:
         assumed.append("one matrix for embedding and logits")
     if not named.name and "layers" not in typed:

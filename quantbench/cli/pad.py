@@ -1,6 +1,6 @@
 """Command `pad`: predicts whether padding a GEMM's sizes saves time, and at what cost.
 
-`broken_lines` formats broken alignment rules for `advise` too.
+`broken_lines` and `first_broken_lines` format broken alignment rules for other commands too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from quantbench.cli.times import TimesOptions
 from quantbench.device import default_dtype
 from quantbench.errors import InputError, require_choice
 from quantbench.latency.libraries import LIBRARIES
-from quantbench.units import latency, signed_percent, size
+from quantbench.units import counted, latency, signed_percent, size
 from quantbench.workload import Gemm
 from quantbench.workload.dtypes import GEMM_DTYPES
 
@@ -123,6 +123,16 @@ def broken_lines(broken: Sequence[Broken]) -> Lines:
     sources = dict.fromkeys(source for one in broken for source in one.rule.sources)
     if sources:
         yield f"sources of the rules: {', '.join(sources)}"
+
+
+def first_broken_lines(broken: Sequence[Broken]) -> Lines:
+    """Yields a line with the first broken rule, and the number of the other sizes."""
+    if not broken:
+        return
+    words = broken[0].words
+    if len(broken) > 1:
+        words += f"; {counted(len(broken) - 1, 'other size')} too: advise lists the rules"
+    yield ("rule: ", "bold red"), words
 
 
 def _table(verdict: PaddingVerdict) -> Iterator[Table | str]:

@@ -17,6 +17,7 @@ from rich.text import Text
 from quantbench.alignment_rules import Broken, broken_by_shape
 from quantbench.cli.options import typed_words
 from quantbench.cli.output import Lines, Result, plain_table, warning
+from quantbench.cli.pad import first_broken_lines
 from quantbench.cli.plan_options import LAYOUT_OPTIONS
 from quantbench.cli.plan_setup import Setup
 from quantbench.latency.interconnect import GENERIC
@@ -30,7 +31,7 @@ from quantbench.planner.memory import GIB, limit_bytes
 from quantbench.planner.predict import NOT_COUNTED, Planner, Prediction, job_to_json
 from quantbench.planner.search import Found, search
 from quantbench.store.environment import installed_versions, relevant_environment
-from quantbench.units import billions, counted, percent
+from quantbench.units import billions, percent
 from quantbench.workload.parameters import parameters
 
 # Maximum number of layouts in the table, and maximum number of further layouts in the line below.
@@ -86,7 +87,7 @@ def search_layouts(setup: Setup, *, explain: bool) -> Result:
     }
 
     def lines() -> Lines:
-        yield from _broken_lines(broken)
+        yield from first_broken_lines(broken)
         yield from header_lines(job, assumed)
         if explain:
             yield from _source_lines(calibration, times)
@@ -133,16 +134,6 @@ def _broken_sizes(job: Job, p: Prediction | None) -> list[Broken]:
     return list(found.values())
 
 
-def _broken_lines(broken: Sequence[Broken]) -> Lines:
-    """Yields a line with the first size from `_broken_sizes`, and the number of other sizes."""
-    if not broken:
-        return
-    words = broken[0].words
-    if len(broken) > 1:
-        words += f"; {counted(len(broken) - 1, 'other size')} too: advise lists the rules"
-    yield ("rule: ", "bold red"), words
-
-
 def _in_16_bits(
     job: Job, p: Prediction | None, times: OpTimes, calibration: Calibration
 ) -> Prediction | None:
@@ -168,7 +159,8 @@ def _wide_lines(p: Prediction, wide: Prediction | None, calibration: Calibration
     yield (
         f"the same in 16 bits, with this software: {_seconds(wide.iteration.sec, '–')} s, "
         f"{_more(wide, p)}{fits}; advise compares single products, without norms, traffic and the "
-        f"factor of 8- and 4-bit ones (here {calibration.quantized_factor:.2f})"
+        f"factor of 8- and 4-bit ones (here {calibration.quantized_factor:.2f}; below 1: faster "
+        "than the model of single products)"
     )
 
 
@@ -400,7 +392,7 @@ def check_layout(setup: Setup, *, explain: bool) -> Result:
     }
 
     def lines() -> Lines:
-        yield from _broken_lines(broken_sizes)
+        yield from first_broken_lines(broken_sizes)
         yield from header_lines(job, assumed)
         if explain:
             yield from _source_lines(calibration, times)

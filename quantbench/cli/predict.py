@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
+from quantbench.alignment_rules import Broken, broken_rules, side_names
 from quantbench.cli.model_options import (
     GridOptions,
     assumed_words,
@@ -14,13 +15,14 @@ from quantbench.cli.model_options import (
 )
 from quantbench.cli.options import command
 from quantbench.cli.output import Lines, Result
+from quantbench.cli.pad import first_broken_lines
 from quantbench.cli.times import TimesOptions
 from quantbench.errors import InputError, UnsupportedError
 from quantbench.latency.libraries import resolve_library
 from quantbench.sweep.axes import Axis, with_defaults
 from quantbench.sweep.sizes import EXPERT_OPS
 from quantbench.units import counted
-from quantbench.workload import MoE
+from quantbench.workload import Gemm, MoE
 
 if TYPE_CHECKING:
     from quantbench.analysis.forecast import Forecast
@@ -54,6 +56,7 @@ def predict(arguments: PredictOptions) -> Result:
     words = arguments.words(spec, dtype, experts=experts)
     model, _ = models.products(dtype)
     rows = with_cliffs(found.rows, model)
+    broken = _crashes(arguments, found, times)
 
     answer = {
         "device": spec.name,
@@ -61,12 +64,14 @@ def predict(arguments: PredictOptions) -> Result:
         "library": words,
         "assumed": assumed,
         "unmeasured": found.unmeasured,
+        "broken": [one.words for one in broken],
         "notes": found.notes,
         "rows": rows,
         "impossible": found.impossible,
     }
 
     def lines() -> Lines:
+        yield from first_broken_lines(broken)
         if found.unmeasured:
             yield f"not measured, only estimated: {'; '.join(found.unmeasured)}"
         yield f"{spec.name}: predicted, nothing is run; {words}"
@@ -83,6 +88,33 @@ def predict(arguments: PredictOptions) -> Result:
         yield f"\nOn such a card, measure it: quantbench sweep {sweep_words(arguments)}"
 
     return Result(answer, lines())
+
+
+def _crashes(arguments: PredictOptions, found: Forecast, times: OpTimes) -> list[Broken]:
+    """Returns the sizes of GEMMs that break a rule that names a crash, each once.
+
+    Logits are left out, because FP8 and FP4 recipes do not quantize them.
+    """
+    held, _ = held_and_dims(arguments)
+    sizes: dict[tuple[str, int], Broken] = {}
+    for row in found.rows:
+        for one in row.ops:
+            op = one.estimate.op
+            if not isinstance(op.workload, Gemm) or op.name == "logits":
+                continue
+            names = side_names(op)
+            for broken in broken_rules(
+                op.workload,
+                library=arguments.library,
+                phase=op.phase,
+                tp=row.axes.get("tp", held.tp),
+                training=held.direction != "forward",
+                device=times.device,
+            ):
+                if broken.rule.effect == "crashes":
+                    name = names.get(broken.name, broken.name)
+                    sizes.setdefault((name, broken.size), replace(broken, name=name))
+    return list(sizes.values())
 
 
 def _whole_experts(ops: str) -> str:

@@ -121,6 +121,8 @@ def test_heads_of_a_model_stay_grouped_and_as_wide_where_they_can(
     assert {name: getattr(shape, name) for name in kept} == kept
     assert f"kv_heads = {'heads' if shape.kv_heads == shape.heads else shape.kv_heads}" in words
     assert ("head_dim = 128" in words) == (model == "gemma-3-27b")
+    narrow = [word for word in words if "no whole heads and kv_heads of" in word]
+    assert bool(narrow) == (sizes in ({"hidden": 4000}, {"hidden": 1800}))
 
 
 def test_a_checked_layout_says_what_of_it_was_not_typed() -> None:

@@ -265,3 +265,11 @@ def test_unaligned_products_that_nobody_measured_say_so_first() -> None:
     assert "not measured" not in run(f"predict --gpu h100 {aligned}")
     # DeepBench's products, on a V100, include unaligned ones.
     assert "not measured" not in run("predict --gpu v100-sxm2-16gb --dim n=4098 --m 512 --k 4096")
+
+
+def test_a_size_that_crashes_in_8_bits_is_said_first() -> None:
+    words = "predict --gpu h100 --model llama-3-8b --dim ffn=14336,14344 --dtype"
+    (broken,) = run_json(f"{words} fp8")["broken"]
+    assert "ffn / tp = 14344 is no multiple of 16: crashes" in broken
+    assert run(f"{words} fp8").startswith(f"rule: {broken}\n")
+    assert run_json(f"{words} bf16")["broken"] == []

@@ -184,7 +184,7 @@ def check_settings(tab: Tab, gpu: str, dtype: str, count: int) -> None:
     script = (
         f"(() => {{ load(['{identity}']); const t = models.get('{identity}');"
         f"return {json.dumps(made)}.map(s => {{ s = {{...s, direction: 'both'}}; const sum = t.layer(s);"
-        "return {runs: t.runs(s), sum: [sum.us, sum.low, sum.high, sum.share], parameters: parameters(s),"
+        "return {runs: !t.crash(s), sum: [sum.us, sum.low, sum.high, sum.share], parameters: parameters(s),"
         "ops: ops(s).map(op => { const one = t.estimate(op), waste = t.waste(op);"
         "return {name: op.label, us: one.us, text: latency(one.us), low: one.low, high: one.high,"
         "share: t.share(op, one.us), why: t.reasons(op),"
@@ -472,6 +472,11 @@ def test_it_fits_asks_nothing_of_the_network_and_complains_of_nothing(
         ("llama-3-8b", {"seq": 2049, "tp": 2}, {"ffn": True}),
         ("bloom-176b", {"seq": 2049, "tp": 8}, {"layers": True}),
         ("gpt2-xl", {"seq": 1000}, {}),
+        (
+            "llama-3-8b",
+            {"hidden": 5000, "heads": 40, "head_dim": 125, "ffn": 20000, "tp": 4},
+            {"hidden": True},
+        ),
         ("qwen3-30b-a3b", {"seq": 1000, "ep": 8}, {"vocab": True}),
         ("mixtral-8x7b", {"seq": 4096, "top_k": 4, "moe_ffn": 1792, "ep": 8}, {}),
         ("deepseek-v3", {"tp": 4, "ep": 16, "mbs": 2}, {}),
@@ -507,6 +512,7 @@ def test_better_shapes_are_those_of_advise(
         "(search => { let step; do step = search.next(); while (!step.done); return step.value.map(one =>"
         "[NAMES.map(name => one.s[name]), one.gain, one.low, one.high]); })(better(models.get(active)))"
     )
+    assert ("It crashes in " in seen(tab)["compared"]) is not runs(shape)
     near = Search(shape, times, space, runs)
     alike = {sizes(one.shape) for one in near.alike()}
     best = {sizes(one.shape): one for one in (*near.best(1000), *near.alike(), *near.single())}

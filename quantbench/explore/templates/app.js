@@ -16,8 +16,7 @@ const CHOICES = ['axis', 'attention', 'direction', 'routing'], FLAGS = ['gated',
 const NAMES = [...document.querySelectorAll('#controls input[type=range]')].map(slider => slider.id.slice(2));
 const least = name => Number($(`n-${name}`).min), choicesOf = name => [...$(name).options].map(one => one.value);
 const COUNTS = ['heads', 'tp', 'mbs', 'ep', 'top_k'], DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3], [5, 5], [1, 2]];
-// CLIFF: drop of the rate that is named.
-const CLIFF = 0.02, SLICE_MS = 12, FIRST_MS = 16, MOST_MODELS = 12;
+const CLIFF = 0.02, SLICE_MS = 12, FIRST_MS = 16, MOST_MODELS = 12;  // CLIFF: drop of the rate that is named
 
 let page, state, locks = {}, lines = [], active, models = new Map(), plot, job = 0, shownOp = '', zoom = null, marks = [];
 
@@ -221,7 +220,8 @@ function answer(times, before) {
     ` (90 % interval ${latency(now.low)} to ${latency(now.high)}), ${Number.isFinite(now.share) ? percent(now.share) : '?'} of peak. `,
     wasted / now.us < 0.005 ? 'Hardly any of it is lost past edges.' : `${percent(wasted / now.us)} of it is lost past edges${skewed ? ' and to skew' : ''}.`];
   fill('answer', ...parts);
-  const said = [], {library} = times.entry.experts;
+  const said = [], {library} = times.entry.experts, crash = times.crash(state);
+  if (crash) said.push(`It crashes in ${crash.whose}, which needs ${crash.statement}: ${crash.claim}.`);
   if (!fits(state, times.gpu, times.format)) said.push('The weights alone exceed the memory of a GPU: spread the experts over more (ep).');
   if (state.experts && library && library !== times.entry.library) said.push(`The times of experts are ${library}'s.`);
   if (skewed) said.push(`Against balanced routing: ${signed(now.us / times.layer({...state, routing: 'balanced'}).us - 1)} time.`);
@@ -234,7 +234,7 @@ function answer(times, before) {
     const heads = state.axis === 'hidden' ? ['heads', 'kv_heads', 'head_dim'] : [];
     const others = SIZES.filter(name => name !== state.axis && !heads.includes(name) && before.state[name] !== state[name]).map(name => `${name} ${before.state[name]}`);
     said.push(`${state.axis} ${value} against ${before.value}${others.length ? ` (with ${others.join(', ')})` : ''}: ` +
-      `${signed(here.us / then.us - 1)} time for ${signed(here.flops / then.flops - 1)} arithmetic${{vocab: ' of the logits', hidden: ' of the products'}[state.axis] || ''}.`);
+      `${signed(here.us / then.us - 1)} time for ${signed(here.flops / then.flops - 1)} arithmetic${{vocab: ' of the logits', hidden: ' of the products, with any heads'}[state.axis] || ''}.`);
   }
   const width = state.kv_rank ? state.hidden : state.heads * state.head_dim, odd = width === state.hidden ? '' : ` heads × head_dim = ${width}, not hidden = ${state.hidden}.`;
   $('rows').textContent = `Rows of linear layers: seq × mbs = ${state.seq * state.mbs} tokens.${odd}`;
@@ -427,7 +427,7 @@ function* better(times) {
   };
   const base = costOf(state), groups = new Map(), best = new Map(), all = [];
   for (const one of near(state, locks)) yield fits(one.s, times.gpu, times.format) && all.push(one);
-  const running = all.filter(({s}) => times.runs(s));
+  const running = all.filter(({s}) => !times.crash(s));
   for (const {group, joint, s} of running.length ? running : all) {
     const one = costOf(s), factor = ratioFactor(base, one, times), ratio = base.each / one.each;
     // A sliding window is not priced: the interval holds the gain without attention, too.

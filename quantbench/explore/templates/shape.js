@@ -179,12 +179,12 @@ class Times {
   }
   // Sides along which rows lie, and what they must be a multiple of to be aligned.
   rows(op) { return this.of(op).format.rows[op.layout]; }
-  // Whether no rule of the number format and library says that the shape crashes (alignment_rules.broken_by_shape).
-  runs(s) {
+  // The first rule of the number format and library that says that the shape crashes (alignment_rules.broken_by_shape).
+  crash(s) {
     const list = ops({...s, direction: s.experts ? 'forward' : 'both'}).filter(op => !op.core && op.name !== 'logits');
     const works = [{'tokens / tp': s.seq * s.mbs / s.tp}, ...list.flatMap(op => op.kind === 'moe' ? groupedGemms(op) : op)];
-    return this.entry.crashes.every(rule => s.tp < rule.min_tp || (rule.training && s.experts) || works.every(work =>
-      (rule.phases.length && !rule.phases.includes(work.phase)) || !rule.sides.some(side => work[side] % rule.multiple)));
+    return this.entry.crashes.find(rule => s.tp >= rule.min_tp && !(rule.training && s.experts) && works.some(work =>
+      (!rule.phases.length || rule.phases.includes(work.phase)) && rule.sides.some(side => work[side] % rule.multiple)));
   }
   // The worst edge that an op has crossed, {us, words}: the time beyond the rate just before the edge (advice.cost).
   waste(op) {
@@ -245,8 +245,7 @@ const multiples = (step, low, high) => Array.from({length: high / step}, (_, i) 
 const tileName = t => `${t.blockM}x${t.blockN}${t.splitK > 1 ? ` split-k ${t.splitK}` : ''}`;
 const padWords = (name, size, to) => `${name} = ${size} pads to ${to}: ${percent(1 - size / to)} idle`;
 
-// Returns the setting with one size changed, and what follows unless it is locked: heads of the same width (or as many
-// heads, if they are kept) and ffn = 4 · hidden follow hidden, key/value heads keep their ratio to heads.
+// Returns the setting with one size changed. Unless locked, heads of the same width (or as many, wider) and ffn = 4 · hidden follow.
 function changed(s, name, value, locks) {
   const next = {...s, [name]: value}, whole = s.heads * s.head_dim === s.hidden;
   const free = size => !locks[size] && size !== name;
@@ -297,7 +296,7 @@ function* changesNear(s) {
         for (const heads of headsNear(s, hidden)) yield [`hidden ${hidden}`, {hidden, ffn, vocab, ...heads}];
       }
     }
-    for (const heads of headsNear(s, s.hidden)) yield ['heads', heads];
+    for (const heads of headsNear(s, s.hidden)) yield [heads.heads ? 'heads' : 'head_dim', heads];
     for (const ffn of multiples(wide, (1 - near) * s.ffn, (1 + near) * s.ffn)) yield ['ffn', {ffn}];
   }
   yield ['vocab', {vocab: paddedVocab(s.vocab, s.tp)}];
@@ -315,10 +314,11 @@ function* changesNear(s) {
   for (const ep of degrees) yield ['tp and ep', {tp: gpus / ep, ep, mbs: samples / ep}];
 }
 
-// Heads of a hidden size, of usual widths; no change if heads · head_dim is not hidden.
+// Heads of a hidden size, of usual widths, or as many of the next aligned one; none if heads · head_dim is not hidden.
 function headsNear(s, hidden) {
   if (s.heads * s.head_dim !== s.hidden) return [{}];
-  const {head_dims, heads: factor} = page.space, found = [], own = kvHeads(s), group = s.heads / own;
+  const {head_dims, heads: factor} = page.space, own = kvHeads(s), group = s.heads / own;
+  const found = hidden === s.hidden && s.head_dim % 8 ? [{head_dim: cdiv(s.head_dim, 8) * 8}] : [];
   for (const width of new Set([...head_dims, s.head_dim])) {
     const heads = hidden / width, few = factor * heads >= s.heads && heads <= factor * s.heads;
     if (!Number.isInteger(heads) || heads % s.tp || !few || width % 8 || (s.kv_rank && width < s.rope_dim)) continue;
