@@ -30,7 +30,7 @@ def interpreted(folder: Path, *words: str) -> str:
     environment = {
         **ENVIRONMENT,
         "TRITON_INTERPRET": "1",
-        "SIZE": "64",
+        "SIZE": "130",
         "PYTHONPATH": f"{ROOT}:{folder}",
     }
     return python("-m", *words, cwd=folder, env=environment)
@@ -47,13 +47,16 @@ def test_the_kernel_of_the_page_is_checked_and_its_interpreted_times_are_rejecte
     (made,) = folder.glob("results/*/*")
     records = [record for record in read_run(made).records if record.role == "point"]
     found = {(record.provider, record.workload.n): record for record in records}
-    assert sorted(found) == [(MINE, 64), (MINE, 65), ("torch.mm", 64), ("torch.mm", 65)]
+    assert sorted(found) == [(MINE, 129), (MINE, 200), ("torch.mm", 129), ("torch.mm", 200)]
     for (provider, _), record in found.items():
         assert record.check is not None, record.outcome
         assert (record.outcome.grade.letter == "rejected") == (provider == MINE)
-    launch = found[MINE, 65].launch
-    assert (launch.kernel, launch.grid) == ("tile_gemm", (1, 1, 1))
+    launch = found[MINE, 200].launch
+    assert (launch.kernel, launch.grid) == ("tile_gemm", (4, 1, 1))
     assert launch.tile == Tile(128, 128, block_k=64, stages=3, num_warps=8)
+    (folder / "wrong.py").write_text(KERNEL.replace("depth = start + ", "depth = "))
+    with pytest.raises(AssertionError, match="2 wrong"):
+        interpreted(folder, *words[1:-1], "wrong:TileGemm")
 
 
 @pytest.mark.slow
@@ -66,6 +69,14 @@ def test_the_benchmark_of_the_page_keeps_no_interpreted_time(folder: Path) -> No
     assert "it ran in triton's interpreter" in told
     found = json.loads((folder / "out.json").read_text())["benchmarks"]
     assert [one["params"]["provider"] for one in found] == ["torch.mm"] * 2
+
+
+def test_the_gate_of_the_page_judges_only_the_kernel_of_the_page(folder: Path) -> None:
+    page = (DOCS / "your-kernel.md").read_text()
+    name = page.partition("--benchmark-only -k ")[2].split()[0]
+    told = interpreted(folder, "pytest", "--collect-only", "-qp", "no:cacheprovider", "-k", name)
+    ids = [line for line in told.splitlines() if "::" in line]
+    assert ids and all(MINE in one for one in ids)
 
 
 @pytest.fixture(scope="module")
