@@ -128,7 +128,9 @@ def test_plan_and_advise_agree_on_8_bits_and_plan_compares_one_software(
     bridge = run_json(f"{words} --stack megatron-bridge")
     assert bridge["prediction"]["sec_per_it"] == wide_s
     assert (bridge["in_16_bits"], bridge["broken"]) == (None, [])
-    assert "--stack megatron-bridge (factors of experts and of 8-bit" in run(f"{words} {recipe}")
+    said = run(f"{words} {recipe}")
+    assert "--stack megatron-bridge (factors of experts and of 8-bit" in said
+    assert "; below 1: faster than the model of single products)" in said
 
 
 def test_a_size_that_crashes_in_8_bits_is_said_first_as_advise_says_it() -> None:
