@@ -173,5 +173,5 @@ def test_a_profile_s_own_model_is_asked_where_it_has_one() -> None:
     assert found.num_rows == len(stair_rows())
     assert found.after.max() <= 0.05 + 1e-9
     assert found.spots[0].low < found.spots[0].m < found.spots[0].high
-    assert "fitted to 77 shapes" in found.note
+    assert "fitted to 77 rows of this profile;" in found.note
     assert "fitted to 77 shapes" not in find(whole).note

@@ -89,7 +89,9 @@ class GemmTimes:
             self.fitted_to_profile = True
             rows = profile.tables["gemm"].matching(dtype=model.dtype)
             provider = rows.most_frequent("provider", rows.by_library(model.library))
-            fitted = f"fitted to {model.rows:,} rows of this profile, of provider {provider}"
+            fitted = f"fitted to {model.rows:,} rows of this profile"
+            if provider:
+                fitted += f", of provider {provider}"
             fitted += f"; {interval_words(model)}"
         elif model.rows:
             fitted = f"fitted to {model.rows:,} shapes of {model.library}"
