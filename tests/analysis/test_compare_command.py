@@ -50,12 +50,9 @@ def test_no_regression_is_exit_code_0(runs: Path) -> None:
     lines = said.splitlines()
     assert lines[0].startswith("a100-test: 108 SMs")
     assert "SIMULATED DATA" in said
-    counts = next(
-        i
-        for i, line in enumerate(lines)
-        if "6 points: 0 slower, 0 faster, 6 same, 0 unclear" in line
-    )
-    assert lines.index("software: torch 2.11.0 → 2.13.0") < counts
+    _, _, after = said.partition("\nsoftware: torch 2.11.0 → 2.13.0\n")
+    assert "6 points: 0 slower, 0 faster, 6 same, 0 unclear" in after
+    assert "nothing could be judged" not in said
 
 
 def test_a_regression_is_exit_code_1_and_stands_first(runs: Path) -> None:
@@ -99,7 +96,6 @@ def test_the_reference_is_named_and_a_comparison_without_a_verdict_says_so(runs:
     said = " ".join(run("compare a3 b3").split())
     assert "nothing could be judged: every point is unclear" in said
     assert "the reference point itself (torch.mm on gemm 2048×2048×2048 bf16 nn): B takes" in said
-    assert "nothing could be judged" not in run("compare a same")
 
 
 def test_json_has_every_point(runs: Path) -> None:
