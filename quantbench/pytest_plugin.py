@@ -89,6 +89,9 @@ class DeviceBenchmark:
         for name, value in (("flops", flops), ("min_bytes", min_bytes)):
             if value is not None:
                 require_int("device_benchmark", name, value, high=2**62)
+        if not callable(run):
+            expected = "a function, such as lambda: torch.mm(a, a)"
+            raise InputError("device_benchmark", f"a {type(run).__name__}", expected)
         known = None if dtype is None else dtype_name(dtype, "device_benchmark")
         timed = cast("Callable[[], None]", run)  # its return value is ignored
         measurement = self._timer.measure(timed)
@@ -103,12 +106,16 @@ class DeviceBenchmark:
 
         provider: name of the provider that runs the workload.
 
-        Raises AssertionError for a rejected measurement.
+        Raises InputError for an unknown provider, and AssertionError for a rejected measurement.
         """
         from quantbench.providers import catalog
         from quantbench.sweep.worker import measure
         from quantbench.timing.grade import NO_CHECK
 
+        if not isinstance(provider, str):
+            found = f"provider: a {type(provider).__name__}"
+            expected = "a provider's id, such as torch.mm or my_module:MyGemm"
+            raise InputError("device_benchmark.workload", found, expected)
         maker = catalog.make(provider)
         reason = maker.unsupported(workload, self.spec)
         if reason is not None:

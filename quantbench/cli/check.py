@@ -20,7 +20,7 @@ from quantbench.cli.devices import device_line
 from quantbench.cli.options import argument, command, json_option, option
 from quantbench.cli.output import Lines, check_folder, encoded, output, print_result, say
 from quantbench.device.spec import DeviceSpec
-from quantbench.errors import InputError, printable
+from quantbench.errors import InputError, one_line, printable
 from quantbench.report.terminal import cliffs_table, section_lines
 from quantbench.store.record import Failed, Measured
 from quantbench.units import axis_words, counted, parse_duration_s, percent
@@ -97,7 +97,7 @@ def check(
     limit = fail_above or float("inf")
     above = [cliff for cliff in found.cliffs if cliff.low > limit]
     if above:
-        say(output(stderr=as_json), printable(_above_words(above, limit)))
+        say(output(stderr=as_json), one_line(_above_words(above, limit)))
         raise typer.Exit(1)
 
 

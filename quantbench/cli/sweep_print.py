@@ -64,6 +64,8 @@ def plan_lines(
         text += f" on {devices} devices"
     if already:
         text += f"; {already} more {_are(already)} measured already"
+    if any(":" in point.provider for point in plan.points):
+        text += " (user-defined providers are assumed to take as long as torch's)"
     yield text
     if by_op:
         yield f"by op: {counts_by_op(point.workload for point in plan.points)}"

@@ -8,18 +8,21 @@ from rich.table import Table
 from rich.text import Text
 
 from quantbench.analysis.compare import METHOD, Compared, Comparison, Matched
+from quantbench.analysis.significance import reference_medians
 from quantbench.analysis.summary import floor_lines
 from quantbench.errors import printable
 from quantbench.measurement import Measurement
 from quantbench.report.terminal import filled, plain_table, shown
 from quantbench.store.record import Failed, GridPosition
-from quantbench.units import axis_words, latency, percent
+from quantbench.units import axis_words, latency, listed, percent
 
 _STYLE = {"slower": "bold red", "faster": "green", "same": "", "unclear": "yellow"}
 # Maximum number of rows for each kind of change. --json has all of them.
 _MOST_SHOWN = {"slower": 30, "faster": 15, "unclear": 8, "same": 0}
 # Maximum number of points shown that failed only in the second run.
 _MOST_LOST_SHOWN = 5
+# Maximum number of reference points named. A run on several devices has several.
+_MOST_REFERENCES_SHOWN = 2
 
 
 def differences_lines(comparison: Comparison) -> list[str]:
@@ -56,8 +59,19 @@ def method_lines(comparison: Comparison) -> list[str]:
     else:
         lines.append(f"{margin} (--margin); {wandered}")
     if moved.shift is not None:
-        lines.append(f"the reference point itself: {_ratio_words(moved.shift)}")
+        name = _reference_words(comparison)
+        lines.append(f"the reference point itself ({name}): {_ratio_words(moved.shift)}")
     return lines
+
+
+def _reference_words(comparison: Comparison) -> str:
+    """Names the reference points that both runs measured: `torch.mm on gemm 64×64×64 bf16 nn`."""
+    of_a = reference_medians(comparison.a.records)
+    names: dict[str, None] = {}
+    for record in comparison.b.records:
+        if record.role == "reference" and record.key in of_a:
+            names[f"{record.provider} on {record.workload}"] = None
+    return listed(tuple(names), _MOST_REFERENCES_SHOWN)
 
 
 def result_lines(comparison: Comparison) -> list[str]:
@@ -74,6 +88,8 @@ def result_lines(comparison: Comparison) -> list[str]:
         counted = ", ".join(f"{number} {verdict}" for verdict, number in comparison.counts.items())
         middle = _ratio_words(comparison.median_ratio)
         lines.append(f"{len(comparison.points)} points: {counted}; median {middle}")
+        if comparison.counts["unclear"] == len(comparison.points):
+            lines.append("nothing could be judged: every point is unclear")
     if comparison.lost:
         lines.append(f"measured in A and failing in B: {len(comparison.lost)}")
         for lost in comparison.lost[:_MOST_LOST_SHOWN]:

@@ -168,6 +168,8 @@ def _change(ratio: float) -> str:
 _MOST_ROWS = 400
 # Maximum number of reasons for bad grades, skipped and failed points.
 _MOST_REASONS = 14
+# Maximum number of characters of a reason, so that a wrong result keeps its error and its bound.
+_LONGEST_REASON = 400
 # Numbers in reasons. Reasons that differ only in their numbers are counted together.
 _FIGURE = re.compile(r"[-+±]?\d+(?:\.\d+)?")
 _GRADE_WORDS = {
@@ -221,7 +223,7 @@ def trust_lines(run: Run) -> list[str]:
             case Failed(error, message):
                 outcome = "failed"
                 why = f"{error}: {message}"
-        words = printable(f"{outcome}, {record.provider}: {why}")
+        words = printable(f"{outcome}, {record.provider}: {why}", _LONGEST_REASON)
         kind = _FIGURE.sub("#", words)
         number[kind] += 1
         examples[kind] = words

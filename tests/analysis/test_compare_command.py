@@ -8,8 +8,8 @@ from xml.etree import ElementTree
 
 import pytest
 from commands import refused, run, run_json
+from made_runs import reference, write
 from made_runs import run as made_run
-from made_runs import write
 from test_compare import points as quiet
 
 from quantbench.launch import Launch
@@ -50,12 +50,9 @@ def test_no_regression_is_exit_code_0(runs: Path) -> None:
     lines = said.splitlines()
     assert lines[0].startswith("a100-test: 108 SMs")
     assert "SIMULATED DATA" in said
-    counts = next(
-        i
-        for i, line in enumerate(lines)
-        if "6 points: 0 slower, 0 faster, 6 same, 0 unclear" in line
-    )
-    assert lines.index("software: torch 2.11.0 → 2.13.0") < counts
+    _, _, after = said.partition("\nsoftware: torch 2.11.0 → 2.13.0\n")
+    assert "6 points: 0 slower, 0 faster, 6 same, 0 unclear" in after
+    assert "nothing could be judged" not in said
 
 
 def test_a_regression_is_exit_code_1_and_stands_first(runs: Path) -> None:
@@ -90,6 +87,15 @@ def test_providers_are_named_if_there_are_several(runs: Path) -> None:
     said = run("compare a2 b2", code=1)
     assert "gemm n=64  mine:G " in said
     assert "gemm n=64 by mine:Lost: crash" in said
+
+
+def test_the_reference_is_named_and_a_comparison_without_a_verdict_says_so(runs: Path) -> None:
+    for name, seed in (("a3", 0), ("b3", 50)):
+        noisy = quiet([1.0] * 3, seed=seed, noise=0.1)
+        write(runs.parent, made_run([reference(50.0, 0.0), *noisy], name))
+    said = " ".join(run("compare a3 b3").split())
+    assert "nothing could be judged: every point is unclear" in said
+    assert "the reference point itself (torch.mm on gemm 2048×2048×2048 bf16 nn): B takes" in said
 
 
 def test_json_has_every_point(runs: Path) -> None:

@@ -243,6 +243,14 @@ def test_claims_that_mean_nothing_are_refused(claimed: dict[str, object], said: 
         benchmarked(100.0, **claimed)
 
 
+def test_a_result_and_a_class_are_refused() -> None:
+    fixture = DeviceBenchmark(None, SPEC, None, TimingOptions())  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="a Tensor; expected a function"):
+        fixture(torch.ones(1))  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="a TimingOptions; expected a provider's id"):
+        fixture.workload(Gemm(8, 8, 8), TimingOptions())  # type: ignore[arg-type]
+
+
 def test_torchs_names_of_formats_are_known() -> None:
     for dtype in ("fp32", "float32", "torch.float32", torch.float32, "half", torch.bfloat16):
         benchmarked(100.0, flops=2 * 256**3, dtype=dtype)

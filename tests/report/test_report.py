@@ -34,6 +34,7 @@ from quantbench.errors import InputError
 from quantbench.launch import Launch, Tile
 from quantbench.measurement import Grade
 from quantbench.report.page import write_report
+from quantbench.report.sections import trust_lines
 from quantbench.report.source import parse_where, points_where
 from quantbench.store.folder import Run
 from quantbench.store.record import Failed, GridPosition, Measured, Record, Skipped
@@ -191,6 +192,13 @@ def test_a_run_without_any_record(tmp_path: Path) -> None:
     text = checked(folder / "report.html").text
     assert "NOTHING MEASURED" in text
     assert "Which sizes to avoid" not in text
+
+
+def test_a_wrong_result_keeps_its_error_and_its_bound() -> None:
+    message = f"{'check ' * 15}relative error 0.1; expected at most 0.001{' source' * 13}"
+    wrong = record(Gemm(8, 8, 8), Failed("wrong_result", message), {"n": 8})
+    (line,) = trust_lines(run([wrong]))
+    assert message in line
 
 
 def test_a_run_full_of_failures_says_why(tmp_path: Path) -> None:

@@ -215,6 +215,9 @@ def test_a_declared_tile_has_its_edges() -> None:
     words = "--dim n=1024:1536:512@edges -m 256 -k 64 --dtype fp32 --gpu a100 --dry-run"
     found = run_json(f"sweep {words} --provider tests.fake_providers:Tiled --provider torch.mm")
     assert len(found["axes"]["n"]) > 2
+    assumed = "user-defined providers are assumed to take as long as torch's"
+    assert assumed in run(f"sweep {words} --provider tests.fake_providers:Tiled")
+    assert assumed not in run(f"sweep {words} --provider torch.mm")
     assert len({point["provider"] for point in found["points"]}) == 2
     said = str(refused(f"sweep {words} --provider tests.fake_providers:Gud"))
     assert "has no attribute 'Gud'" in said
