@@ -37,7 +37,6 @@ def test_a_page_in_words(tmp_path: Path) -> None:
     assert "113 measured points, 1 curve with close neighbours" in text
     assert "n = 1536 to 1600" in text
     assert "128x256 tile on 108 SMs: 2 to 3 waves" in text
-    assert "128x256 tile on 108 SMs" in text
     assert "NOT TESTED" not in text
     assert re.search(r"\d+ rules not tested: hidden-128, hidden-sm-count, ", text)
     assert "; `quantbench check --experiment NAME` measures one" in text

@@ -90,10 +90,9 @@ def test_providers_are_named_if_there_are_several(runs: Path) -> None:
 
 
 def test_the_reference_is_named_and_a_comparison_without_a_verdict_says_so(runs: Path) -> None:
-    for name, seed in (("a3", 0), ("b3", 50)):
-        noisy = quiet([1.0] * 3, seed=seed, noise=0.1)
-        write(runs.parent, made_run([reference(50.0, 0.0), *noisy], name))
-    said = " ".join(run("compare a3 b3").split())
+    noisy = [reference(50.0, 0.0), *quiet([1.0] * 3, seed=0, noise=0.1)]
+    write(runs.parent, made_run(noisy, "noisy"))
+    said = run("compare noisy noisy")
     assert "nothing could be judged: every point is unclear" in said
     assert "the reference point itself (torch.mm on gemm 2048×2048×2048 bf16 nn): B takes" in said
 

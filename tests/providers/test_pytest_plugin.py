@@ -244,11 +244,11 @@ def test_claims_that_mean_nothing_are_refused(claimed: dict[str, object], said: 
 
 
 def test_a_result_and_a_class_are_refused() -> None:
-    fixture = DeviceBenchmark(None, SPEC, None, TimingOptions())  # type: ignore[arg-type]
+    fixture: Any = DeviceBenchmark(FakeBenchmark(), SPEC, FakeTimer(), TimingOptions())
     with pytest.raises(InputError, match="a Tensor; expected a function"):
-        fixture(torch.ones(1))  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="a TimingOptions; expected a provider's id"):
-        fixture.workload(Gemm(8, 8, 8), TimingOptions())  # type: ignore[arg-type]
+        fixture(torch.ones(1))
+    with pytest.raises(InputError, match="a float; expected a provider's id"):
+        fixture.workload(Gemm(8, 8, 8), 1.0)
 
 
 def test_torchs_names_of_formats_are_known() -> None:
