@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict, replace
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -159,6 +160,8 @@ def test_an_experiment_measures_what_its_rule_needs_and_judges_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = SimulatedWorker(replace(GPU, misaligned=1.4), noise=0.01, seed=3)
+    # Imported first, because otherwise it would keep the worker of this test for other tests.
+    import_module("quantbench.cli.sweep_run")
     monkeypatch.setattr("quantbench.sweep.child.WorkerProcess", lambda: worker)
     data = run_json(f"check --experiment k-8 --results {tmp_path} --budget none")
     (rule,) = data["rules"]
