@@ -105,9 +105,9 @@ def advise(arguments: AdviseOptions) -> Result:
     failed = allowed is not None and advice.cost.waste_share > allowed
     if out is not None:
         write_shape_file(out, named_shapes(advice))
-    told = {"assumed": assumed, "fail_over": allowed, "failed": failed}
+    extra = {"assumed": assumed, "fail_over": allowed, "failed": failed}
     lines = _lines(advice, assumed, allowed, arguments)
-    return Result(advice_to_json(advice) | told, lines, exit_code=failed)
+    return Result(advice_to_json(advice) | extra, lines, exit_code=failed)
 
 
 def _space(keep: str) -> Space:

@@ -169,12 +169,12 @@ def result(
     check = check_run(run, rules=())
     options = options_from_json(run.info.options)
     listed = bool(options.shapes or options.models or options.works)
-    told: dict[str, Any] = {}
+    extra: dict[str, Any] = {}
 
     lines: list[StyledLine | Table] = [""]
     if options.models and points:
         comparison = compare_shapes(points, options.models)
-        told["shapes"] = comparison
+        extra["shapes"] = comparison
         section = comparison_section(comparison)
         lines += section_lines(section, fold=("shape", "library"))
         lines.append(comparison_sentence(comparison))
@@ -229,7 +229,7 @@ def result(
         "wall_s": wall_s,
         "overhead_share": overhead_share,
         "phases_s": run.info.phases_s,
-        **told,
+        **extra,
     }
     return lines, answer
 

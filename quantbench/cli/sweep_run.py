@@ -272,7 +272,7 @@ def run_on_ray(
                 say(console, f"  quantbench sweep --on ray --resume {run.folder}")
             raise
     wall_s = time.monotonic() - start_s
-    told = []
+    answers = []
     said: list[StyledLine | Table] = []
     failed = False
     for run in sweep.runs:
@@ -282,9 +282,9 @@ def run_on_ray(
         lines, answer = result(measured, run.finished, wall_s, devices=devices, earlier_s=earlier_s)
         cards = compare_devices(measured.records)
         of_run = {"assumed": assumed[run.folder], "devices": devices, "cards": cards}
-        told.append({**answer, **of_run})
+        answers.append({**answer, **of_run})
         said += [*lines, *card_lines(cards)]
-    return Result({"runs": told}, said, exit_code=failed)
+    return Result({"runs": answers}, said, exit_code=failed)
 
 
 def _show_run(console: Console, run: ClusterRun, assumed: Sequence[str]) -> None:

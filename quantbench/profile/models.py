@@ -78,12 +78,12 @@ def _product_from_json(data: Any, device: DeviceSpec) -> GemmModel:
                 raise InputError(_WHO, what, "a model that quantbench ships")
         else:
             made = GemmModel.from_bytes(b64decode(data["model"], validate=True))
-        told = (data["dtype"], data["library"], data["rows"], data["note"])
-        if (made.dtype, made.library, made.rows, made.note) != told or made.device != device:
+        declared = (data["dtype"], data["library"], data["rows"], data["note"])
+        if (made.dtype, made.library, made.rows, made.note) != declared or made.device != device:
             raise InputError(
                 _WHO,
                 f"a model of {made.dtype} on {made.device.name}",
-                f"one of {told[0]} on {device.name}",
+                f"one of {declared[0]} on {device.name}",
             )
         _require_times(_WHO, made.predict(*_PRODUCT_PROBES))
         return made
