@@ -111,7 +111,7 @@ def _dry_run_lines(
     widest = max((len(point.provider) for point in shown), default=0)
     for point in shown:
         about = latency(roofline_us(point.workload, spec))
-        yield f"  {point.provider:<{widest}}  {point.workload}  about {about}"
+        yield f"  {point.provider:<{widest}}  {point.workload}  about {about} by the spec sheet"
     if len(plan.points) > _MOST_PLANNED_LINES:
         yield f"  … and {len(plan.points) - _MOST_PLANNED_LINES} more (--json prints all)"
 
