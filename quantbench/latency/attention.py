@@ -183,7 +183,7 @@ class AttentionModel:
 
         prior: `auto`, or `family-out` to exclude models of the device's generation.
         """
-        known = knowledge(device, family_out=_check_prior(prior) == "family-out")
+        known = attention_prior(device, family_out=_check_prior(prior) == "family-out")
         return cls(known.prefill(device), note=f"attention on {device.name}: {known.words}")
 
     @classmethod
@@ -239,7 +239,7 @@ class AttentionModel:
         prefill, decode = bare.prefill, None
         masks, words = bare.masks, []
         if len(equal_rows) >= FEWEST_ROWS:
-            known = knowledge(device, family_out=prior == "family-out")
+            known = attention_prior(device, family_out=prior == "family-out")
             families = [Physics(device, one, known.start) for one in FAMILIES.values()]
             rows = shapes[equal_rows]
             prefill = _fitted(
@@ -429,7 +429,7 @@ class AttentionPrior:
         )
 
 
-def knowledge(device: DeviceSpec, *, family_out: bool) -> AttentionPrior:
+def attention_prior(device: DeviceSpec, *, family_out: bool) -> AttentionPrior:
     """Returns the prior of `device` from the shipped models.
 
     The parameters' mean is that of the device's family, or else of all families used. Their

@@ -3,7 +3,7 @@
 import pytest
 
 from quantbench.device import lookup
-from quantbench.latency.attention import knowledge
+from quantbench.latency.attention import attention_prior
 from quantbench.latency.attention_cost_model import assumed_family
 from quantbench.latency.families import family, family_of, generation, unit
 from quantbench.latency.gemm.model import GemmModel
@@ -29,9 +29,13 @@ def test_a_card_of_the_generation_with_other_kernels_is_no_kin() -> None:
     assert near.source == "b200-sxm-180gb"
     measured = sorted(k.device for k in shipped_pool() if k.dtype == "bf16")
     assert far.source == "pooled over " + ", ".join(measured)
-    assert "b200" not in blind.source + knowledge(data_centre, family_out=True).words
-    assert knowledge(data_centre, family_out=False).family.name == "fmha_sm100"
-    assert knowledge(rtx, family_out=False).family.name == assumed_family(rtx).name == "fa2_dense"
+    assert "b200" not in blind.source + attention_prior(data_centre, family_out=True).words
+    assert attention_prior(data_centre, family_out=False).family.name == "fmha_sm100"
+    assert (
+        attention_prior(rtx, family_out=False).family.name
+        == assumed_family(rtx).name
+        == "fa2_dense"
+    )
 
 
 def test_products_run_in_waves_where_measurements_say_so() -> None:
