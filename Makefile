@@ -8,7 +8,7 @@ ifeq ($(wildcard /dev/nvidia[0-9]*),)
 export OMP_NUM_THREADS ?= 1
 endif
 
-.PHONY: install check quick test test-extras test-gpu mutants bench bench-import bench-timer sweep docs \
+.PHONY: install check quick test test-extras test-gpu mutants bench bench-import sweep docs \
 	test-aot test-volta test-cuda-wheel fuzz shelf clean
 
 install: .venv/installed
@@ -107,10 +107,6 @@ bench: install
 # CPU time and memory of import, check, report and profile export at 25,000, 50,000 and 100,000 rows.
 bench-import: install
 	$(BIN)/python tests/benchmarks/large_import.py
-
-# Coverage of the stated intervals, cost of a point and grades on the device double, into docs/evidence.md. Minutes.
-bench-timer: install
-	$(BIN)/python tests/benchmarks/timer_on_double.py docs/evidence.md
 
 # 10,000 hostile files for every loader.
 FUZZ_FILES ?= 10000

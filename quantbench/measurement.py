@@ -75,35 +75,14 @@ class Grade:
 
 
 @dataclass(frozen=True)
-class MeanClock:
-    """Mean SM clock around the time of a measurement (see `timing.mean_clock`).
-
-    mhz: mean in MHz.
-    half_width_mhz: half-width of the mean's 95 % interval, in MHz.
-    """
-
-    mhz: float
-    half_width_mhz: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.mhz < inf:
-            raise InputError("MeanClock", f"mhz = {self.mhz!r}", "a finite clock above 0")
-        if not 0 <= self.half_width_mhz < inf:
-            raise InputError(
-                "MeanClock", f"half_width_mhz = {self.half_width_mhz!r}", "a finite width from 0 on"
-            )
-
-
-@dataclass(frozen=True)
 class Measurement:
     """Timing samples of one point.
 
     samples_us: accepted device times per run in µs, in the order in which they were taken.
     clocks_mhz: SM clock at each sample; empty if the device does not report it.
     discarded: samples that were not accepted, with reasons.
-    stopped_by: reason why sampling ended: `precision`, `clock` (the remaining uncertainty is the
-        mean clock's), `max_time`, `max_samples`, `noise_floor`, `discards` (too many discarded
-        samples), or `imported` for an imported time.
+    stopped_by: reason why sampling ended: `precision`, `max_time`, `max_samples`, `noise_floor`,
+        `discards` (too many discarded samples), or `imported` for an imported time.
     mode: `events`, `graph` or `cpu`; `unknown` for some imported times.
     cache: `cold` or `hot`; `unknown` for some imported times.
     state_before: device state before sampling.
@@ -111,8 +90,6 @@ class Measurement:
     kernels_per_sample: number of runs per sample, above 1 for graphs of several runs.
     floor_us: time of an empty kernel in the same mode on the same device, below which no kernel
         gets; None if it is unknown.
-    mean_clock: mean SM clock around the time of the measurement, for which `stated` gives the time;
-        None if it is unknown.
     """
 
     samples_us: tuple[float, ...]
@@ -125,14 +102,13 @@ class Measurement:
     state_after: DeviceState
     kernels_per_sample: int = 1
     floor_us: float | None = None
-    mean_clock: MeanClock | None = None
 
     @cached_property
     def stated(self) -> Stated:
-        """Time at the mean clock, with its interval."""
+        """Time of the point, with its interval."""
         from quantbench.stated import stated  # importing numpy takes longer than some commands
 
-        return stated(self.samples_us, self.clocks_mhz, self.mean_clock)
+        return stated(self.samples_us, self.clocks_mhz)
 
     def __post_init__(self) -> None:
         require_ints(self, "kernels_per_sample")
@@ -147,12 +123,9 @@ class Measurement:
                 f"{len(self.clocks_mhz)} clocks for {len(self.samples_us)} samples",
                 "one each",
             )
-        if self.mean_clock is not None and not all(0 < mhz < inf for mhz in self.clocks_mhz):
-            raise InputError(
-                "Measurement",
-                "a clock that is not above 0 beside a mean clock",
-                "clocks above 0 MHz",
-            )
+        bad_mhz = next((mhz for mhz in self.clocks_mhz if not 0 < mhz < inf), None)
+        if bad_mhz is not None:
+            raise InputError("Measurement", f"clock {bad_mhz!r} MHz", "a finite clock above 0")
         if self.floor_us is not None and not 0 < self.floor_us < inf:
             raise InputError(
                 "Measurement", f"floor_us = {self.floor_us!r}", "a finite time above 0, or None"

@@ -2,8 +2,9 @@
 
 Two clocks run: the host's, which every call advances, and the device's, which the queued work
 advances. The host waits for the device only where CUDA makes it wait: in a synchronisation, and
-when the queue is full. The SM clock climbs from idle, wanders, falls with heat and under the power
-limit, and moves in steps of 15 MHz.
+when the queue is full. The SM clock climbs from idle, falls with the power that the work draws and
+with heat, wanders slowly, and moves in steps of 15 MHz, as that of an H200 does
+(docs/evidence.md).
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ _WARM_US, _COOL_US = 30_000.0, 300_000.0
 _FLUSH_US, _STAMP_US, _NOISE = 66.0, 2.5, 0.003
 # The clock wanders as an Ornstein-Uhlenbeck process; heat and power are averages over these times.
 CLOCK_STEP_MHZ = 15.0
-_WANDER_US, _HEAT_US, _POWER_US = 50_000.0, 20_000_000.0, 20_000.0
+_WANDER_US, _HEAT_US, _POWER_US = 2_000_000.0, 20_000_000.0, 20_000.0
+# Share of the clock that work loses which draws all of the power limit; half of the limit costs none.
+_POWER_LOSS = 0.2
 # The clock is constant for so long within a kernel.
 _MOMENT_US = 500.0
 _IDLE_POWER = 0.1
@@ -93,7 +96,7 @@ _STAMP = Kernel("stamp", _STAMP_US)
 class Gpu:
     """The device of one process.
 
-    wander: standard deviation of the clock, as a share of it.
+    wander: standard deviation of the clock over seconds, as a share of it.
     heat: share of the clock that it loses as it gets hot.
     slowdown: factor on all times that the clock does not show.
     throttled: whether it protects itself from heat.
@@ -131,8 +134,8 @@ class Gpu:
         """The SM clock without its wander and its steps."""
         climbed = 1 - (1 - _IDLE_SHARE) * exp(-self.warm_us / _WARM_US)
         cooler = 1 - self.heat * self.hot_us / _HEAT_US
-        capped = min(1.0, self.power**-0.5)
-        return FULL_MHZ * climbed * cooler * capped * (_THROTTLED if self.throttled else 1.0)
+        drawn = 1 - _POWER_LOSS * max(0.0, 2 * self.power - 1)
+        return FULL_MHZ * climbed * cooler * drawn * (_THROTTLED if self.throttled else 1.0)
 
     def _set_clock(self) -> None:
         self.mhz = (

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from itertools import repeat
-from math import hypot
 
 from quantbench.analysis.significance import RatioTest, Wander, holm, rank_test, wander
 from quantbench.analysis.summary import is_accepted
@@ -326,11 +325,11 @@ def _test(pair: Matched, tolerance: float) -> RatioTest:
 
     If a run has a single time for the point, the result is a ratio without an interval.
     """
-    a = _measurement(pair.a).stated
-    b = _measurement(pair.b).stated
-    if min(len(a.times_us), len(b.times_us)) > 1:
-        return rank_test(a.times_us, b.times_us, tolerance, unsure=hypot(a.clock, b.clock))
-    return RatioTest(b.latency_us / a.latency_us, None, None, 1.0)
+    a = _measurement(pair.a)
+    b = _measurement(pair.b)
+    if min(len(a.samples_us), len(b.samples_us)) > 1:
+        return rank_test(a.samples_us, b.samples_us, tolerance)
+    return RatioTest(b.stated.latency_us / a.stated.latency_us, None, None, 1.0)
 
 
 def _compared(pair: Matched, test: RatioTest, p: float, margin: float) -> Compared:

@@ -45,16 +45,12 @@ class RatioTest:
     p: float
 
 
-def rank_test(
-    a_us: Sequence[float], b_us: Sequence[float], tolerance: float, unsure: float = 0.0
-) -> RatioTest:
+def rank_test(a_us: Sequence[float], b_us: Sequence[float], tolerance: float) -> RatioTest:
     """Tests whether the times of sides a and b differ by more than a tolerance (Mann-Whitney test).
 
     a_us, b_us: samples of the two sides, in µs.
     tolerance: relative change that is allowed. With 0.01, times differ if their ratio is over 1.01
         or under 1/1.01.
-    unsure: relative half-width of an error that all samples of a side share, such as the error of
-        their mean clock. It widens the interval and the tolerance.
 
     >>> a_us = [10.0, 10.1, 9.9, 10.2, 9.8, 10.05]
     >>> b_us = [12.0, 12.1, 11.9, 12.2, 11.8, 12.05]
@@ -67,11 +63,11 @@ def rank_test(
     ratio, low, high = _ratio_interval(a, b)
     if low is None or high is None:
         return RatioTest(ratio, None, None, 1.0)
-    margin = (1 + tolerance) * (1 + unsure)
+    margin = 1 + tolerance
     slower = _p_greater(b, a * margin)
     faster = _p_greater(a, b * margin)
     p = min(1.0, 2 * min(slower, faster))
-    return RatioTest(ratio, low / (1 + unsure), high * (1 + unsure), p)
+    return RatioTest(ratio, low, high, p)
 
 
 def holm(p_values: Sequence[float]) -> tuple[float, ...]:

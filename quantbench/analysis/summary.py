@@ -53,7 +53,7 @@ class Point:
     axes: value of each axis at the grid point.
     op: name of the op at the grid point.
     count: number of times that the shape at this grid point runs the workload.
-    latency_us: median time at the mean SM clock (see `stated.stated`), in µs.
+    latency_us: median time (see `stated.stated`), in µs.
     low_us, high_us: 95 % confidence interval of this time, in µs.
     tflops: useful floating-point operations per second, in 1e12.
     gb_per_s: minimal memory traffic per second, in 1e9 bytes.
@@ -237,7 +237,7 @@ def _points(record: Record, outcome: Measured, spec: DeviceSpec) -> Iterable[Poi
         peak_share=peak_share(work, stated.latency_us, spec),
         grade=outcome.grade,
         num_samples=num_samples,
-        noise=0.0 if num_samples == 1 else noise(stated.times_us),
+        noise=0.0 if num_samples == 1 else noise(measurement.samples_us),
         clock_mhz=median(measurement.clocks_mhz) if measurement.clocks_mhz else None,
         mode=measurement.mode,
         floor_us=measurement.floor_us,

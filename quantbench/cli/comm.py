@@ -268,8 +268,8 @@ def row_to_json(record: Record) -> dict[str, Any]:
             stated = measurement.stated
             row |= {
                 **encoded(figures(work, stated.latency_us)),
-                "spread": spread(stated.times_us),
-                "samples": len(stated.times_us),
+                "spread": spread(measurement.samples_us),
+                "samples": len(measurement.samples_us),
                 "relative_half_width": stated.relative_half_width,
                 "grade": graded,
             }

@@ -9,7 +9,7 @@ import sys
 
 from quantbench.device.spec import DEVICE_KINDS, DeviceSpec
 from quantbench.launch import Launch
-from quantbench.measurement import CACHES, GRADES, MODES, Grade, MeanClock, Measurement
+from quantbench.measurement import CACHES, GRADES, MODES, Grade, Measurement
 from quantbench.store.record import (
     FAILURES,
     ORIGINS,
@@ -64,8 +64,6 @@ _LIMITS: dict[tuple[type, str], Json] = {
     (Measurement, "mode"): _one_of(MODES),
     (Measurement, "cache"): _one_of(CACHES),
     (Measurement, "kernels_per_sample"): {"minimum": 1},
-    (MeanClock, "mhz"): _POSITIVE,
-    (MeanClock, "half_width_mhz"): {"minimum": 0},
     (Measurement, "floor_us"): {"anyOf": [_POSITIVE, _NULL]},
     (Grade, "letter"): _one_of(GRADES),
     (Launch, "grid"): {"anyOf": [_GRID, _NULL]},

@@ -198,7 +198,7 @@ class Refine:
             at = sorted({**gap.held, gap.axis: size}.items())
             outcome = outcomes.get((gap.op, gap.provider, *at))
             if isinstance(outcome, Measured) and outcome.grade.letter != "rejected":
-                return outcome.measurement.stated.times_us
+                return outcome.measurement.samples_us
             return None if outcome is None and self._point(gap, size) else ()
 
         return [(gap, *bisect(gap.gap, partial(samples_of, gap))) for gap in self._gaps]

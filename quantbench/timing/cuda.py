@@ -17,7 +17,6 @@ from quantbench.errors import InputError, UnsupportedError
 from quantbench.measurement import Measurement
 from quantbench.stats import typical_us
 from quantbench.timing.cuda_samplers import EventSampler, replay_sampler, samples_that_fit
-from quantbench.timing.mean_clock import MeanClocks
 from quantbench.timing.options import TimingOptions
 from quantbench.timing.rotation import Run, cold_copies
 from quantbench.timing.session import MAX_QUEUED, Audit, Timer, before_sample
@@ -112,6 +111,7 @@ class CudaTimer(Timer):
         self._spec = spec
         self._ops = ops
         self._mode = "graph" if options.mode == "graph" else "events"
+        self._hot = False
         # Number of samples per hold that did not time out at earlier points, by the number of torch
         # operations in a run.
         self._held_limits: dict[int, int] = {}
@@ -154,8 +154,9 @@ class CudaTimer(Timer):
             if copy is not None:
                 turn += map(copy, range(copies))
             sampler = replay_sampler(self._ops, turn * (runs // len(turn)), before)
-        if self._mean_clocks is None:
-            self._mean_clocks = self._heat(sampler)
+        if not self._hot:
+            self._heat(sampler)
+            self._hot = True
         warm = self._warm_up(sampler)
         runs = sampler.runs_per_sample
         measurement = self._sample(
@@ -165,21 +166,15 @@ class CudaTimer(Timer):
             self._held_limits[operations] = sampler.held_limit
         return measurement
 
-    def _heat(self, sampler: EventSampler) -> MeanClocks:
-        """Runs the first work until the card is hot, and returns the SM clocks meanwhile."""
+    def _heat(self, sampler: EventSampler) -> None:
+        """Runs the first work until the card is hot."""
         warm = self._warm_up(sampler)
         # A batch takes at most an eighth of _HEAT_S, or is a single run. With MAX_QUEUED runs per
         # batch, a run of several seconds would heat the card for minutes.
         count = min(MAX_QUEUED, max(1, int(_HEAT_S / 8 * 1e6 / warm.typical_us)))
-        clocks = MeanClocks()
         start_s = self._now()
-        at_s = start_s
-        while at_s - start_s < _HEAT_S:
-            batch = sampler.sample(count)
-            at_s = self._now()
-            if batch.clocks_mhz:
-                clocks.add(at_s, batch.clocks_mhz)
-        return clocks
+        while self._now() - start_s < _HEAT_S:
+            sampler.sample(count)
 
     def _events(
         self, run: Run, before: Run = lambda: None, limit: int = MAX_QUEUED

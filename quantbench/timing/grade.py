@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from quantbench.device.spec import CACHE_OVER_MEMORY, PEAK_MARGIN, DeviceSpec
 from quantbench.measurement import Grade, Measurement
 from quantbench.stats import (
+    median,
     noise,
     outlier_fraction,
     quantiles,
@@ -54,7 +55,7 @@ _SPREAD = (0.10, 0.30)
 # for, which adds 1 to the weight of a missed target.
 _HALF_WIDTH_BAD_FACTOR = 4.0
 # Explanations of `Measurement.stopped_by` for a missed target.
-_STOPPED = {"noise_floor": "the noise stopped falling", "clock": "the SM clock wanders"}
+_STOPPED = {"noise_floor": "the noise stopped falling"}
 # Minimum number of samples that have a 95 % interval of the median.
 _FEWEST = 6
 # Limit for the fraction of outliers among the samples. The median is robust to outliers, but more
@@ -101,7 +102,7 @@ class Drift:
 
     time_ratio: time of the reference point divided by its first time. The change that the SM clock
         may explain is taken out.
-    clock_ratio: mean SM clock divided by the first mean SM clock; None if unknown.
+    clock_ratio: its median SM clock divided by the first one; None if unknown.
     """
 
     time_ratio: float
@@ -120,9 +121,9 @@ def drift_of(first: Measurement, now: Measurement) -> Drift:
     within this range does not count as drift.
     """
     ratio = now.stated.latency_us / first.stated.latency_us
-    if first.mean_clock is None or now.mean_clock is None:
+    if not first.clocks_mhz or not now.clocks_mhz:
         return Drift(ratio)
-    clock_ratio = now.mean_clock.mhz / first.mean_clock.mhz
+    clock_ratio = median(now.clocks_mhz) / median(first.clocks_mhz)
     low, high = sorted((ratio, ratio * clock_ratio))
     return Drift(min(max(1.0, low), high), clock_ratio)
 
@@ -255,19 +256,17 @@ def _precision(m: Measurement, options: TimingOptions) -> _Reasons:
             yield _BAD, f"{few}, too few for an interval; {options.min_samples} were asked for"
         else:
             yield _OFF, f"{few}, {options.min_samples} were asked for"
-    width = m.stated.relative_half_width
+    width = m.stated.sampling
     if options.half_width < width < float("inf"):
         why = _STOPPED.get(m.stopped_by, f"stopped by {m.stopped_by}")
         asked = f"the ±{100 * options.half_width:.2f} % asked for"
-        weight = _NOTE if m.stopped_by == "clock" else _OFF  # clock: the samples are precise enough
-        if width > _HALF_WIDTH_BAD_FACTOR * options.half_width:
-            weight += 1
+        weight = _BAD if width > _HALF_WIDTH_BAD_FACTOR * options.half_width else _OFF
         yield weight, f"the median is known to ±{100 * width:.2f} %, not to {asked} ({why})"
 
 
 def _samples(m: Measurement) -> _Reasons:
     """Yields the problems with the distribution of the samples."""
-    times_us = m.stated.times_us
+    times_us = m.samples_us
     wide = spread(times_us)
     if weight := _step(wide, _SPREAD):
         yield (

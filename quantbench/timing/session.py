@@ -15,10 +15,8 @@ from typing import Protocol
 from quantbench.device.nvml import HARMFUL_REASONS
 from quantbench.device.spec import DeviceState
 from quantbench.errors import MeasurementError
-from quantbench.measurement import Discarded, MeanClock, Measurement
-from quantbench.stated import stated
+from quantbench.measurement import Discarded, Measurement
 from quantbench.stats import median, typical_us
-from quantbench.timing.mean_clock import MeanClocks
 from quantbench.timing.options import TimingOptions
 from quantbench.timing.rotation import Run
 from quantbench.timing.stopping import Steadiness, StoppingRule, same_clock
@@ -57,10 +55,6 @@ _JUMP = 0.05
 # Approximate maximum number of the warm-up's steady samples that a measurement reuses. More would
 # make records large, because a record has two numbers (time and clock) for each sample.
 _MOST_REUSED = 64
-
-# Time at the end of a point, in s, whose clocks are added to the mean clocks. At the beginning of
-# the point, the clock may still climb a little.
-_SETTLED_S = 0.02
 
 # Maximum number of batches in a warm-up, so that it ends even if the host's timer stands still.
 _MAX_WARM_UP_ROUNDS = 2000
@@ -132,7 +126,7 @@ class WarmUp:
     steady: whether the times became steady before the time limit.
     state: device state in the last batch.
     light: whether the work is too light to reach the power limit (see `Steadiness.light`).
-    batches: the steady batches at the end, each with the time when it ended, in s.
+    batches: the steady batches at the end.
     """
 
     typical_us: float
@@ -140,7 +134,7 @@ class WarmUp:
     steady: bool
     state: DeviceState
     light: bool = False
-    batches: tuple[tuple[float, Batch], ...] = ()
+    batches: tuple[Batch, ...] = ()
 
 
 def batch_size(typical_us: float, limit: int) -> int:
@@ -202,7 +196,7 @@ def warm_up(
     )
 
 
-def _last(batches: list[tuple[float, Batch]], seconds: float) -> tuple[tuple[float, Batch], ...]:
+def _last(batches: list[tuple[float, Batch]], seconds: float) -> tuple[Batch, ...]:
     """Returns the batches of the last `seconds`, but none from before the clock's last jump.
 
     If these batches have more than _MOST_REUSED samples, only every second (third, …) batch is
@@ -216,7 +210,7 @@ def _last(batches: list[tuple[float, Batch]], seconds: float) -> tuple[tuple[flo
     for at_s, batch in reversed(batches):
         if end_s - at_s >= seconds or _jumped(batch.clocks_mhz, end.clocks_mhz):
             break
-        recent.append((at_s, batch))
+        recent.append(batch)
         many += len(batch.samples_us)
     recent.reverse()
     return tuple(recent[:: max(1, -(-many // _MOST_REUSED))])
@@ -240,9 +234,8 @@ def sample_point(
     tick_us: float,
     now: Callable[[], float],
     pause: Callable[[float], None],
-    clocks: MeanClocks | None = None,
 ) -> Measurement:
-    """Samples a point after its warm-up.
+    """Samples a point after its warm-up, whose steady samples count too.
 
     Sampling ends when the stopping rule is satisfied, or after too many bad batches (stopped by
     `discards`). Throttled and invalid samples are bad, and are discarded. A pause follows a batch
@@ -256,44 +249,25 @@ def sample_point(
     tick_us: resolution of one sample, in µs.
     now: function that reads the time, in s.
     pause: function that sleeps for a number of seconds.
-    clocks: SM clocks of earlier points; None if SM clocks are not recorded. They give the mean
-        clock to which times are corrected. With `clocks`, the warm-up's steady samples are used
-        too, because they cover more of the clock's variation than one batch.
 
     Raises MeasurementError if every sample was bad and fewer than two are finite positive times.
     """
     good: list[Discarded] = []
     bad: list[Discarded] = []
-    seen: list[tuple[float, Batch]] = []
-
-    def mean_clock(own_mhz: Sequence[float]) -> MeanClock | None:
-        """Returns the mean SM clock at this moment; None if it is unknown."""
-        if clocks is None or not own_mhz:
-            return None
-        return clocks.of(now(), own_mhz, limited=_limited(seen))
-
-    def widths(samples_us: Sequence[float]) -> tuple[float, float]:
-        """Returns the time's relative half-width, and its portion that more samples narrow."""
-        own_mhz = _clocks_mhz(good)
-        found = stated(samples_us, own_mhz, mean_clock(own_mhz), tick_us)
-        return found.relative_half_width, found.sampling
-
     rule = StoppingRule(
         half_width=options.half_width,
         min_samples=options.min_samples,
         max_samples=options.max_samples,
         max_time_s=options.max_time_s,
         now=now,
-        widths=widths,
+        tick_us=tick_us,
     )
-    if clocks is not None:
-        for at_s, batch in warm.batches:
-            accepted, _ = _judge(batch, warm.clock_mhz)
-            if len(good) + len(accepted) < options.max_samples:
-                good += accepted
-                seen.append((at_s, batch))
-        for s in good:
-            rule.add(s.sample_us)
+    for batch in warm.batches:
+        accepted, _ = _judge(batch, warm.clock_mhz)
+        if len(good) + len(accepted) < options.max_samples:
+            good += accepted
+    for s in good:
+        rule.add(s.sample_us)
     pause_s = _FIRST_PAUSE_S
     bad_batches = 0
     stopped_by = None
@@ -301,7 +275,6 @@ def sample_point(
         while stopped_by is None:
             wanted = min(rule.missing, batch_size(warm.typical_us, batch_limit))
             batch = sampler.sample(wanted)
-            seen.append((now(), batch))
             accepted, rejected = _judge(batch, warm.clock_mhz)
             good += accepted
             bad += rejected
@@ -325,12 +298,7 @@ def sample_point(
                 pause_s = _FIRST_PAUSE_S
     if not good:
         good, bad = _keep(bad)
-    clocks_mhz = _clocks_mhz(good)
-    mean = mean_clock(clocks_mhz)
-    if clocks is not None and clocks_mhz and not _limited(seen):
-        end_s = seen[-1][0]
-        last = [(at_s, batch.clocks_mhz) for at_s, batch in seen if end_s - at_s <= _SETTLED_S]
-        clocks.learn(clocks_mhz, [each for each in last if each[1]])
+    clocks_mhz = tuple(s.clock_mhz for s in good if s.clock_mhz is not None)
     return Measurement(
         samples_us=tuple(s.sample_us for s in good),
         clocks_mhz=clocks_mhz if len(clocks_mhz) == len(good) else (),
@@ -341,18 +309,7 @@ def sample_point(
         state_before=warm.state,
         state_after=batch.state,
         kernels_per_sample=runs_per_sample,
-        mean_clock=mean,
     )
-
-
-def _clocks_mhz(samples: Sequence[Discarded]) -> tuple[float, ...]:
-    """Returns the clocks of the samples that have a clock."""
-    return tuple(s.clock_mhz for s in samples if s.clock_mhz is not None)
-
-
-def _limited(batches: Sequence[tuple[float, Batch]]) -> bool:
-    """Returns whether the power limit lowered the clock in one of the batches."""
-    return any("sw_power_cap" in batch.state.throttle_reasons for _, batch in batches)
 
 
 @contextmanager
@@ -374,8 +331,7 @@ class Timer:
     """Base class of the timers, each of which times work on one device.
 
     A process should create only one timer, with `make_timer`, because a new timer allocates memory
-    and compiles kernels. On GPUs, subclasses set _floor_us, the time of an empty kernel, and
-    _mean_clocks.
+    and compiles kernels. On GPUs, subclasses set _floor_us, the time of an empty kernel.
 
     warmup_s: wall time spent on warm-ups so far, in s.
     measuring_s: wall time spent on sampling so far, in s.
@@ -393,7 +349,6 @@ class Timer:
         self._pause = pause
         # Clock at which light work was last steady over whole windows.
         self._known_mhz: float | None = None
-        self._mean_clocks: MeanClocks | None = None
         self._floor_us: float | None = None
         self.warmup_s = 0.0
         self.measuring_s = 0.0
@@ -466,7 +421,6 @@ class Timer:
                 tick_us=tick_us,
                 now=self._now,
                 pause=self._pause,
-                clocks=self._mean_clocks,
             )
         finally:
             self.measuring_s += self._now() - warm_s

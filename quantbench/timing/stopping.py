@@ -31,11 +31,6 @@ _LIGHT_SHARE = 1 / 3
 # for n samples is then n log n, and a point takes at most a quarter more samples than it needs.
 _CHECK_GROWTH = 1.25
 
-# The half-width has two causes: the samples' scatter, which more samples narrow, and the mean
-# clock's uncertainty. Sampling stops if the scatter's portion is at most this fraction of the
-# target.
-_SMALL_SAMPLING_FRACTION = 0.5
-
 # Rule for the noise floor. With independent samples, the interval of 4n samples is half as wide as
 # that of n samples. If an interval still has more than 80 % of its width at a quarter of the
 # samples, in three successive checks, the noise does not average out: the samples have two modes or
@@ -181,24 +176,13 @@ def _clock_mhz(window: _Window) -> float | None:
     return median(window.clocks_mhz) if window.clocks_mhz else None
 
 
-def _median_widths(samples_us: Sequence[float]) -> tuple[float, float]:
-    """Returns the relative half-width of the median's interval, twice.
-
-    This is the default `widths` of `StoppingRule`: more samples narrow the whole half-width.
-    """
-    width = relative_half_width(samples_us)
-    return width, width
-
-
 class StoppingRule:
     """Decides from the samples when to stop sampling.
 
     The reasons to stop are checked in this order:
-    - `precision`: the relative half-width of the time's 95 % interval is at or below the target.
+    - `precision`: the relative half-width of the median's 95 % interval is at or below the target.
       Even with coarse timer ticks, this interval narrows with more samples
       (`stats.typical_interval`).
-    - `clock`: the portion of the half-width that more samples narrow is at most half of the target.
-      The rest is the uncertainty of the mean SM clock, which only other points narrow.
     - `noise_floor`: more samples no longer narrow the interval, so the target cannot be reached.
     - `max_samples` and `max_time`: a bound is reached.
 
@@ -208,9 +192,7 @@ class StoppingRule:
     max_time_s: time limit, in s since the rule was created. It may end a point with fewer than
         min_samples, but not without any sample.
     now: function that reads the time, in s.
-    widths: function of the samples that returns two numbers: the relative half-width of the time's
-        interval, and its portion that more samples narrow. By default, both are the half-width of
-        the median's interval.
+    tick_us: resolution of a sample in µs, which counts if all samples are equal.
 
     >>> rule = StoppingRule(
     ...     half_width=0.005, min_samples=10, max_samples=100, max_time_s=1.0, now=lambda: 0.0
@@ -229,19 +211,18 @@ class StoppingRule:
         max_samples: int,
         max_time_s: float,
         now: Callable[[], float],
-        widths: Callable[[Sequence[float]], tuple[float, float]] | None = None,
+        tick_us: float = 0.0,
     ) -> None:
         self._half_width = half_width
         self.max_samples = max_samples
         self._max_time_s = max_time_s
-        self._widths_of = widths or _median_widths
+        self._tick_us = tick_us
         self._now = now
         self._last_s = now()
         self._elapsed_s = 0.0
         self._samples_us: list[float] = []
         self._next_check = min_samples
-        # Number of samples at each check, and the portion of the half-width that more samples would
-        # narrow.
+        # Number of samples, and the half-width, at each check.
         self._widths: list[tuple[int, float]] = []
         self._flat_checks = 0
 
@@ -286,13 +267,11 @@ class StoppingRule:
         return reason
 
     def _check(self) -> str | None:
-        """Computes the statistics, and returns `precision`, `clock`, `noise_floor` or None."""
-        width, sampling = self._widths_of(self._samples_us)
+        """Computes the statistics, and returns `precision`, `noise_floor` or None."""
+        width = relative_half_width(self._samples_us, tick_us=self._tick_us)
         if width <= self._half_width:
             return "precision"
-        if sampling <= _SMALL_SAMPLING_FRACTION * self._half_width:
-            return "clock"
-        self._widths.append((self.count, sampling))
+        self._widths.append((self.count, width))
         return "noise_floor" if self._flat() else None
 
     def _flat(self) -> bool:

@@ -12,7 +12,7 @@ from made_devices import A100 as SPEC
 from quantbench.device.spec import DeviceState
 from quantbench.errors import InputError, StoreError
 from quantbench.launch import Launch, Tile
-from quantbench.measurement import Discarded, Grade, MeanClock, Measurement
+from quantbench.measurement import Discarded, Grade, Measurement
 from quantbench.store.folder import RunWriter, find_runs, read_run
 from quantbench.store.record import (
     Failed,
@@ -93,7 +93,6 @@ def sizes(folder: Path) -> list[int]:
         record(8, role="reference", places=()),
         record(8, workload=Softmax(4, 16, 16), provider="torch.eager"),
         record(8, workload=Collective("all_reduce", 4096, 16, "fp16", num_nodes=2)),
-        record(8, Measured(replace(MEASUREMENT, mean_clock=MeanClock(1400.0, 3.5)), Grade("A"))),
     ],
 )
 def test_a_record_survives_json(made: Record) -> None:

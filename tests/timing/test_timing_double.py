@@ -1,8 +1,8 @@
 """The double of a GPU with two clocks, and the timer on it."""
 
 import pytest
-from benchmarks.timer_on_double import timer_of
 from device_double import QUEUE_LIMIT, Gpu, Kernel, Ops
+from timer_on_double import timer_of
 
 from quantbench.stats import median
 from quantbench.timing.cuda_samplers import EventSampler

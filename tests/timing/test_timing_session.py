@@ -98,9 +98,7 @@ def test_a_steady_device_is_warm_after_two_windows() -> None:
     clock = Clock()
     warm, _ = warmed([batch(*[800.0] * 12)], clock)
     assert (warm.typical_us, warm.clock_mhz, warm.steady, warm.state) == (800.0, 1410.0, True, OK)
-    assert [at_s for at_s, _ in warm.batches] == [
-        BATCH_S * number for number in range(9, 17, 2)
-    ]  # 96 are many
+    assert len(warm.batches) == 4  # every second of the last eight: 96 samples are many
     assert clock.now_s == 16 * BATCH_S
 
 

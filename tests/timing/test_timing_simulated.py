@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import device_double
 import numpy as np
 import pytest
-from benchmarks.timer_on_double import SPEC, timer_of
 from device_double import EVENTS_US, FULL_MHZ, Gpu, Kernel
+from timer_on_double import SPEC, timer_of
 
 from quantbench.analysis.check import fit_all
 from quantbench.analysis.curves import LEAST_ERROR

@@ -1,12 +1,11 @@
 """The stopping rule, fed with literals and a clock of our own."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from quantbench import stats
 from quantbench.errors import InputError
 from quantbench.timing.stopping import StoppingRule
 
@@ -18,13 +17,9 @@ class Clock:
         return self.now_s
 
 
-def rule(clock: Clock | None = None, tick_us: float = 0.0, **changes: Any) -> StoppingRule:
-    def widths(samples: Sequence[float]) -> tuple[float, float]:
-        width = stats.relative_half_width(samples, tick_us=tick_us)
-        return width, width
-
+def rule(clock: Clock | None = None, **changes: Any) -> StoppingRule:
     bounds = {"half_width": 0.005, "min_samples": 10, "max_samples": 1000, "max_time_s": 1.0}
-    return StoppingRule(now=clock or Clock(), **{"widths": widths, **bounds, **changes})
+    return StoppingRule(now=clock or Clock(), **{**bounds, **changes})
 
 
 def feed(of: StoppingRule, samples: Iterable[float]) -> tuple[int, str | None]:
@@ -71,14 +66,6 @@ def test_when_a_point_ends(
     count, found = feed(rule(**changes), samples)
     assert found == reason
     assert low <= count <= high
-
-
-def test_what_samples_cannot_narrow_is_not_waited_for() -> None:
-    def widths(samples: Sequence[float]) -> tuple[float, float]:
-        return 0.02, 0.02 / len(samples)
-
-    # Looked at with 4, 5, 7 and 9; 0.02 / 9 is less than 0.005 / 2.
-    assert feed(rule(widths=widths, min_samples=4), [100.0] * 50) == (9, "clock")
 
 
 def test_plain_noise_is_not_taken_for_the_floor() -> None:

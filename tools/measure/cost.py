@@ -1,6 +1,6 @@
-"""Compares what one measured point costs, in time, with three timing methods on random GEMMs.
+"""Compares the times, and what one point costs, of several timing methods on random GEMMs.
 
-The methods are quantbench's timer, a fixed number of runs, and a short CUDA graph. Run it as
+The methods are quantbench's timer, do_bench, mamf-finder's loop, and a short CUDA graph. Run it as
 `python -m tools.measure.cost FILE.json`.
 """
 
@@ -19,7 +19,7 @@ from tools.measure.side_by_side import by_timer, measure_rows
 
 #: number of shapes to compare
 COST_SHAPES = 50
-_METHODS = ("mamf", "graph6")
+_METHODS = ("do_bench", "mamf", "graph6")
 
 
 def main() -> None:
