@@ -108,7 +108,18 @@ class Measurement:
         """Time of the point, with its interval."""
         from quantbench.stated import stated  # importing numpy takes longer than some commands
 
-        return stated(self.samples_us, self.clocks_mhz)
+        return stated(self.samples_us, self.clocks_mhz, self.highest_clock_mhz)
+
+    @property
+    def highest_clock_mhz(self) -> float | None:
+        """Highest SM clock that was recorded for the point; None if none is known.
+
+        The driver's readings are those of a card that draws little power: on an H200 they stay at
+        1980 MHz while the clock of the samples is 1560 MHz.
+        """
+        states = (self.state_before, self.state_after)
+        seen = [*self.clocks_mhz, *(state.sm_clock_mhz for state in states)]
+        return max((mhz for mhz in seen if mhz is not None), default=None)
 
     def __post_init__(self) -> None:
         require_ints(self, "kernels_per_sample")

@@ -1,8 +1,9 @@
-"""Computes a point's time from its samples, with an interval that holds for another day too.
+"""Computes a point's time from its samples, with an interval that later measurements fall into.
 
 On a GPU, the SM clock depends on the power that the work draws, and hardly moves while one point is
-sampled. When the same work is measured again later, the clock may have settled one step higher or
-lower. The samples of one visit cannot show this, so the interval is widened by one step.
+sampled. When the same work is measured again later, the clock has settled elsewhere: the further
+the power limit has lowered it, the further away. The samples of one visit cannot show this, so it
+widens the interval (docs/evidence.md has the measurements behind it).
 """
 
 from collections.abc import Sequence
@@ -20,6 +21,9 @@ from quantbench.stats import (
 #: Step of NVIDIA's SM clocks, in MHz: `nvidia-smi --query-supported-clocks=graphics` lists the
 #: clocks of an H200 15 MHz apart.
 CLOCK_STEP_MHZ = 15.0
+# Unknown part of the clock that the power limit takes: 0.95 of the intervals of 60 products on an
+# H200 covered the difference between two visits (`python -m tools.measure.figures`).
+_UNSURE_SHARE = 0.1
 
 
 @dataclass(frozen=True)
@@ -30,8 +34,8 @@ class Stated:
     interval: 95 % interval of latency_us.
     sampling: relative half-width of the interval that follows from the samples' scatter; infinite
         if there are too few samples for an interval.
-    clock: relative change of the time by one step of the SM clock, for work that follows the clock;
-        0 if the clock is unknown.
+    clock: relative half-width that the SM clock adds, for work that follows the clock; 0 if the
+        clock is unknown.
     """
 
     latency_us: float
@@ -47,11 +51,14 @@ class Stated:
         return self.interval.half_width / self.latency_us
 
 
-def stated(samples_us: Sequence[float], clocks_mhz: Sequence[float]) -> Stated:
+def stated(
+    samples_us: Sequence[float], clocks_mhz: Sequence[float], highest_mhz: float | None = None
+) -> Stated:
     """Returns the time that the samples show, and its interval.
 
     samples_us: times of single runs, in µs.
     clocks_mhz: SM clock at each sample; empty if it is unknown.
+    highest_mhz: SM clock of work that draws little power; None for that of the samples.
     """
     if len(samples_us) == 1:  # a short cut for large tables of single times
         return Stated(samples_us[0], Interval(samples_us[0], samples_us[0], 0.0), inf)
@@ -60,7 +67,9 @@ def stated(samples_us: Sequence[float], clocks_mhz: Sequence[float]) -> Stated:
     sampling = relative_half_width(samples_us)
     if not clocks_mhz:
         return Stated(latency_us, interval, sampling)
-    clock = CLOCK_STEP_MHZ / median(clocks_mhz)
+    own_mhz = median(clocks_mhz)
+    lost_mhz = max(0.0, (highest_mhz or own_mhz) - own_mhz)
+    clock = max(CLOCK_STEP_MHZ, _UNSURE_SHARE * lost_mhz) / own_mhz
     half_us = interval.half_width
     wider_us = hypot(half_us, clock * latency_us) - half_us
     interval = Interval(interval.low - wider_us, interval.high + wider_us, interval.coverage)

@@ -337,10 +337,10 @@ class Ops:
 
 
 def state_now(gpu: Gpu) -> Any:
-    """The device's state, as NVML would tell it."""
+    """The device's state, as NVML would tell it: not the clock that the power limit leaves."""
     reasons = ("sw_power_cap",) * gpu.capped + ("hw_thermal",) * gpu.throttled
     return DeviceState(
-        sm_clock_mhz=gpu.mhz, temperature_c=50.0, power_w=500.0, throttle_reasons=reasons, other_processes=gpu.others,
+        sm_clock_mhz=FULL_MHZ, temperature_c=50.0, power_w=500.0, throttle_reasons=reasons, other_processes=gpu.others,
         note="simulated",
     )  # fmt: skip
 

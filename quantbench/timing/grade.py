@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from quantbench.device.spec import CACHE_OVER_MEMORY, PEAK_MARGIN, DeviceSpec
 from quantbench.measurement import Grade, Measurement
+from quantbench.stated import CLOCK_STEP_MHZ
 from quantbench.stats import (
     median,
     noise,
@@ -76,6 +77,9 @@ _CLOCK_DRIFT = (0.05, 0.10)
 # Limits for the SM clock's spread (10 % to 90 % quantile). One step of 15 MHz is under 1 %.
 # Compute-bound times are inversely proportional to the clock.
 _CLOCK_SPREAD = (0.03, 0.10)
+# Limit for the uncertainty of the time that comes from the clock (`stated.Stated.clock`). One step
+# of the clock is always allowed.
+_CLOCK_UNSURE_OFF = 0.01
 # Lower limits for the median SM clock, relative to the clock at which the data sheet gives the
 # peaks. Large GEMMs under the power limit run at 75 to 85 % of that clock (H100, H200). If the SM
 # clock is lower without a power limit, the card was idle, hot or locked.
@@ -181,13 +185,6 @@ def _step(value: float, limits: tuple[float, float]) -> int:
     return _OFF if value > off else _NOTE
 
 
-def best_clock_mhz(measurement: Measurement) -> float | None:
-    """Returns the highest SM clock that was recorded for the point, in MHz; None if unknown."""
-    states = (measurement.state_before, measurement.state_after)
-    seen = [*measurement.clocks_mhz, *(state.sm_clock_mhz for state in states)]
-    return max((mhz for mhz in seen if mhz is not None), default=None)
-
-
 def _impossible(
     m: Measurement, flops: float, min_bytes: float, spec: DeviceSpec, dtype: str | None
 ) -> Iterator[str]:
@@ -197,7 +194,7 @@ def _impossible(
     # run. A CPU's peaks are upper bounds already.
     clock = None
     if spec.kind != "cpu":
-        clock = best_clock_mhz(m)
+        clock = m.highest_clock_mhz
     highest, which = _ceiling(spec, dtype, clock)
     faster = "faster than the hardware's peak:"
     tflops = flops / time_s / 1e12
@@ -320,6 +317,10 @@ def _clock(m: Measurement, spec: DeviceSpec) -> _Reasons:
     low, middle, high = quantiles(m.clocks_mhz, (0.1, 0.5, 0.9))
     if weight := _step((high - low) / middle, _CLOCK_SPREAD):
         yield weight, f"the SM clock moved between {low:.0f} and {high:.0f} MHz"
+    unsure = m.stated.clock
+    if unsure > max(_CLOCK_UNSURE_OFF, CLOCK_STEP_MHZ / middle):
+        at = f"the SM clock is at {middle:.0f} of {m.highest_clock_mhz:.0f} MHz"
+        yield _OFF, f"the next visit may differ by {100 * unsure:.1f} %: {at}"
     peak_mhz = spec.sm_clock_mhz
     if middle < _CLOCK_LOW_OFF * peak_mhz:
         weight = _BAD if middle < _CLOCK_LOW_BAD * peak_mhz else _OFF

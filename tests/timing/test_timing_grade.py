@@ -126,6 +126,8 @@ THROTTLED = "throttled: 1050 MHz is 74 % of the steady 1410 MHz"
         (measured(mhz=1000.0), {}, "B", "the SM clock was 1000 MHz, 71 % of the 1410 MHz that the peak is stated at"),
         (measured(mhz=600.0), {}, "C", "the SM clock was 600 MHz"),
         (measured(mhz=1000.0, state_before=CAPPED, state_after=CAPPED), {}, "A", "the SM clock was 1000 MHz, 71 % of"),
+        (measured(mhz=1200.0, state_after=DeviceState(sm_clock_mhz=1410.0)), {}, "B",
+         "the next visit may differ by 1.8 %: the SM clock is at 1200 of 1410 MHz"),
         (measured(mhz=None), {}, "B", "the SM clock is not known (NVML is not installed)"),
         (measured(mhz=None, mode="cpu"), {"spec": CPU, "flops": 1e7}, "A", ""),
         (measured(discarded=discarded(2, THROTTLED)), {}, "A", "2 of 22 samples throttled and discarded"),
