@@ -21,7 +21,6 @@ from quantbench.errors import InputError
 from quantbench.workload import Gemm
 from tools.measure import side_by_side
 from tools.measure.figures import cost_lines, prediction_lines, timer_lines
-from tools.measure.nvbench import merge_nvbench
 from tools.measure.other_methods import Case
 from tools.measure.random_shapes import random_shapes
 
@@ -93,16 +92,6 @@ def test_a_table_that_was_cut_short_is_finished_not_repeated(
     assert all(row["medians_us"] == {"one": [8.0] * 3, "last": []} for row in rows)
 
 
-def test_nvbench_joins_the_rows_of_its_sizes(tmp_path: Path) -> None:
-    rows = [{"sizes": [size] * 3, "medians_us": {"profiler": [9.0]}} for size in (128, 256)]
-    for repeat, samples in enumerate(([5.0, 4.0, 6.0], [7.0])):
-        file = tmp_path / f"{repeat}.json"
-        file.write_text(json.dumps({"128": samples, "512": [1.0]}))
-        merge_nvbench(rows, file)
-    assert rows[0]["medians_us"] == {"profiler": [9.0], "nvbench": [5.0, 7.0]}
-    assert rows[1]["medians_us"] == {"profiler": [9.0]}
-
-
 def test_timers_agree_in_microseconds_below_twenty_and_in_percent_above() -> None:
     short = {
         "workload": "short",
@@ -146,8 +135,10 @@ def test_predictions_are_judged_on_products_that_were_not_fitted() -> None:
         for work in works
     ]
     run = made_runs.run(timed)
-    cells = [line.split("|") for line in prediction_lines(run)[2:]]
-    medians = {row[1].strip(): float(row[3].split()[0]) for row in cells}
-    assert medians["fitted to 200"] < medians["shipped"]
+    head, _, *lines = prediction_lines(run, {"again": run})
+    assert head == "| model | random (220) | again (420) |"
+    cells = [line.split("|") for line in lines]
+    medians = {row[1].strip(): float(row[2].split()[0]) for row in cells}
+    assert medians["other GPUs' and 200 rows"] < medians["shipped"]
     with pytest.raises(InputError, match="100 products"):
         prediction_lines(replace(run, records=run.records[:100]))

@@ -1,12 +1,12 @@
 """Prints the results of timer comparisons, and of a sweep over random GEMMs, as Markdown.
 
-Run it as `python -m tools.measure.figures timer-truth.json cost.json RUN`.
+Run it as `python -m tools.measure.figures cost.json RUN`.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
@@ -19,8 +19,9 @@ from quantbench.errors import InputError
 from quantbench.files import read_json
 from quantbench.latency.gemm.model import GemmModel
 from quantbench.store.folder import Run, read_run
-from quantbench.units import latency
+from quantbench.units import latency, percent
 from quantbench.workload import Gemm
+from tools.accuracy.scoring import FloatArray
 
 Table = dict[str, Any]
 # Differences between timers are in percent for kernels from this time on, and in microseconds for
@@ -159,46 +160,59 @@ def _median_text(medians_us: Sequence[float] | None) -> str:
     return latency(float(np.median(medians_us))) if medians_us else "–"
 
 
-#: number of a run's first products to which a model is fitted
+#: number of products to which a model is fitted
 FITTED_ROWS = 200
 
 
-def prediction_lines(run: Run) -> list[str]:
-    """Formats the errors of two models on a run's products as a Markdown table.
+def prediction_lines(run: Run, others: Mapping[str, Run] | None = None) -> list[str]:
+    """Formats the errors of models on products as a Markdown table.
 
-    One is the shipped model of the device. The other is fitted to the run's first FITTED_ROWS
-    products, which were measured in random order. The errors |predicted / measured - 1| are over
-    the remaining products.
+    One model is the shipped one of the device. The others are fitted to FITTED_ROWS products of
+    `run`, drawn at random, with and without the shipped model as a reference. The errors
+    |predicted / measured - 1| are over the remaining products of `run`, and over those of `others`
+    that cuBLAS computed.
 
-    Raises InputError if the run has fewer than 2 · FITTED_ROWS products.
+    others: runs by name.
+    Raises InputError if `run` has no products beyond FITTED_ROWS.
     """
     device = run.info.device
-    points = [p for p in points_of(run.records, device) if isinstance(p.workload, Gemm)]
-    if len(points) < 2 * FITTED_ROWS:
-        few = f"{len(points)} products in {run.folder}"
-        raise InputError("figures", few, f"at least {2 * FITTED_ROWS}")
-    dtype = points[0].workload.dtype
-    figures = attrgetter("workload.m", "workload.n", "workload.k", "latency_us")
-    m, n, k, measured_us = np.array(list(map(figures, points)), dtype=float).T
-    first = slice(FITTED_ROWS)
-    rest = slice(FITTED_ROWS, None)
-    fitted = GemmModel.fit(
-        device, m[first], n[first], k[first], measured_us[first], dtype=dtype, prior="family-out"
-    )
-    lines = [
-        "| model | products | error, median | error, 95th percentile |",
-        "|---|---:|---:|---:|",
-    ]
-    models = {
-        "shipped": GemmModel.best(device, dtype=dtype),
-        f"fitted to {FITTED_ROWS}": fitted,
-    }
+    sizes, measured_us, dtype = _products(run)
+    if len(measured_us) <= FITTED_ROWS:
+        few = f"{len(measured_us)} products in {run.folder}"
+        raise InputError("figures", few, f"more than {FITTED_ROWS}")
+    order = np.random.default_rng(0).permutation(len(measured_us))
+    first = order[:FITTED_ROWS]
+    rest = order[FITTED_ROWS:]
+    tests = {"random": (sizes[:, rest], measured_us[rest])}
+    for name, other in (others or {}).items():
+        tests[name] = _products(other)[:2]
+    models = {"shipped": GemmModel.best(device, dtype=dtype)}
+    for name, prior in (("shipped and", "auto"), ("other GPUs' and", "family-out")):
+        m, n, k = sizes[:, first]
+        models[f"{name} {FITTED_ROWS} rows"] = GemmModel.fit(
+            device, m, n, k, measured_us[first], dtype=dtype, prior=prior
+        )
+    counts = [f"{name} ({len(times)})" for name, (_, times) in tests.items()]
+    lines = ["| model | " + " | ".join(counts) + " |", "|---|" + "---:|" * len(tests)]
     for name, model in models.items():
-        predicted_us = model.predict(m[rest], n[rest], k[rest]).latency_us
-        errors = np.abs(predicted_us / measured_us[rest] - 1)
-        median, high = np.quantile(errors, (0.5, 0.95))
-        lines.append(f"| {name} | {len(errors)} | {_percent(median)} | {_percent(high)} |")
+        cells = []
+        for of, times_us in tests.values():
+            errors = np.abs(model.predict(*of).latency_us / times_us - 1)
+            cells.append(" / ".join(map(percent, np.quantile(errors, (0.5, 0.95)))))
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return lines
+
+
+def _products(run: Run) -> tuple[FloatArray, FloatArray, str]:
+    """Returns m, n and k, (3, products), and times in µs of torch's products, and their dtype."""
+    points = [
+        point
+        for point in points_of(run.records, run.info.device)
+        if isinstance(point.workload, Gemm) and point.provider.startswith("torch")
+    ]
+    figures = attrgetter("workload.m", "workload.n", "workload.k", "latency_us")
+    rows = np.array(list(map(figures, points)), dtype=float).T
+    return rows[:3], rows[3], points[0].workload.dtype
 
 
 def main() -> None:
@@ -208,7 +222,7 @@ def main() -> None:
             lines = prediction_lines(read_run(path))
         else:
             table = read_json(path)
-            lines = cost_lines(table) if path.stem == "cost" else timer_lines(table)
+            lines = [*timer_lines(table), "", *cost_lines(table)]
         print(f"{path}\n", *lines, "", sep="\n")
 
 

@@ -26,7 +26,6 @@ Method = Callable[[Case], list[float]]
 _MAMF_WARM_UP = 50
 _MAMF_RUNS = 100
 _MAMF_CLEAR_BYTES = 256 * 2**20
-_PROFILED_RUNS = 20
 
 
 def do_bench(case: Case) -> list[float]:
@@ -37,37 +36,6 @@ def do_bench(case: Case) -> list[float]:
     from triton.testing import do_bench as bench
 
     return [float(ms) * 1e3 for ms in bench(case.run, return_mode="all")]
-
-
-def profiler(case: Case) -> list[float]:
-    """Returns the sum of the kernel times of each run, from CUPTI through torch.profiler.
-
-    Each run follows a flush of the cache as in our timer, whose kernels are not counted. Returns no
-    sample if the kernels cannot be assigned to runs.
-    """
-    import torch
-
-    from quantbench.providers.identity import kernel_events, trace_events
-    from quantbench.timing.rotation import COLD_L2_MULTIPLE
-
-    buffer = torch.ones(COLD_L2_MULTIPLE * case.spec.l2_bytes // 4, device="cuda")
-    sink = torch.zeros((), device="cuda")
-
-    def flush() -> None:
-        torch.sum(buffer, dim=0, out=sink)
-
-    def flushed_runs() -> None:
-        for _ in range(_PROFILED_RUNS):
-            flush()
-            case.run()
-
-    flush_kernels = len(kernel_events(trace_events(flush)))
-    run_kernels = len(kernel_events(trace_events(case.run)))
-    times_us = [event.duration_us for event in kernel_events(trace_events(flushed_runs))]
-    each = flush_kernels + run_kernels
-    if len(times_us) != each * _PROFILED_RUNS:
-        return []  # the number of kernels per run varies, so they cannot be assigned to runs
-    return [sum(times_us[i + flush_kernels : i + each]) for i in range(0, len(times_us), each)]
 
 
 def mamf(case: Case) -> list[float]:
@@ -119,7 +87,6 @@ def graph6(case: Case) -> list[float]:
 #: methods to compare with, on a GPU
 METHODS: dict[str, Method] = {
     "do_bench": do_bench,
-    "profiler": profiler,
     "mamf": mamf,
     "graph6": graph6,
 }

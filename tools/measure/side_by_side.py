@@ -1,6 +1,6 @@
 """Times the same GEMMs by several methods in turn, and stores the medians and the time spent.
 
-`measure_rows` is the entry point. `tools.measure.timer_truth` and `tools.measure.cost` call it.
+`measure_rows` is the entry point. `tools.measure.cost` calls it.
 """
 
 from __future__ import annotations
