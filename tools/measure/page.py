@@ -134,6 +134,18 @@ def softmax_text(run: Run) -> str:
     )
 
 
+def rules_table(runs: Mapping[str, Run]) -> str:
+    """Returns the verdicts of the runs on the rules that they test."""
+    rows = []
+    for name, run in runs.items():
+        for found in check_run(run).rules:
+            if found.effect is not None and found.low is not None and found.high is not None:
+                effect, low, high = (percent(x - 1) for x in (found.effect, found.low, found.high))
+                cost = f"{effect} ({low} to {high})"
+                rows.append([found.predicate, name, found.verdict, cost, str(found.num_pairs)])
+    return table(["rule", "sweep", "verdict", "breaking it costs", "pairs"], rows, words=3)
+
+
 def repeats_table(pairs: Mapping[str, tuple[Run, Run]]) -> str:
     """Returns how the times of the same points in two runs differ, by grade.
 
@@ -173,6 +185,7 @@ def main() -> None:
                 "two machines": (runs["first"], runs["hidden"]),
             }
         ),
+        "rules": rules_table({name: runs[name] for name in ("hidden", "n", "m")}),
         "predictions": "\n".join(prediction_lines(runs["products"], others)) + "\n",
     }
     PAGE.write_text(fill(PAGE.read_text(encoding="utf-8"), found), encoding="utf-8")
