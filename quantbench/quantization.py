@@ -263,14 +263,33 @@ def alignment_words(aligned_bytes: int, needed_bytes: int = VECTOR_BYTES, *, ver
 def kernel_change_words(old: Launch, new: Launch, longest: int = 60) -> str:
     """Describes a kernel change: `the library changed from 128x256 to 64x64`.
 
-    If the tiles are equal or unknown, the text contains the kernels' names instead.
+    If the tiles are equal or unknown, the text contains the kernels' names instead. If the names
+    are equal too, it contains the registers and the resident blocks that differ.
 
     longest: maximum number of characters for a kernel's name. Longer names are cut in the middle.
     """
     if old.tile is not None and new.tile is not None and str(old.tile) != str(new.tile):
         return f"the library changed from {old.tile} to {new.tile}"
+    if other_variant(old, new):
+        changes = []
+        if old.registers != new.registers:
+            changes.append(f"{old.registers} to {new.registers} registers")
+        if old.blocks_per_sm != new.blocks_per_sm:
+            changes.append(f"{old.blocks_per_sm} to {new.blocks_per_sm} blocks per SM")
+        return f"another variant of the kernel was compiled: {', '.join(changes)}"
     before = shortened(old.kernel, longest)
     return f"the library changed from {before} to {shortened(new.kernel, longest)}"
+
+
+def other_variant(old: Launch, new: Launch) -> bool:
+    """Returns whether two launches of one kernel and tile ran different compiled variants.
+
+    The variants differ in their registers or in their blocks per SM, where both are known.
+    """
+    if old.kernel != new.kernel or str(old.tile) != str(new.tile):
+        return False
+    pairs = ((old.registers, new.registers), (old.blocks_per_sm, new.blocks_per_sm))
+    return any(None not in pair and pair[0] != pair[1] for pair in pairs)
 
 
 def _leaves_room(used: float, peak_share: float | None) -> bool:

@@ -19,6 +19,7 @@ from quantbench.analysis.curves import (
     axes_of,
     curves_of,
     fit_curves,
+    main_variant,
     repeatability,
 )
 from quantbench.analysis.experts import padding_lines
@@ -120,10 +121,14 @@ def check_run(
     spec = run.info.device
     points = points_of(run.records, spec) if points is None else points
     curves = {axis: curves_of(points, axis) for axis in axes_of(points)}
-    fitted = fit_curves(list(chain(*curves.values())), repeatability(run.records))
+    every = list(chain(*curves.values()))
+    between = repeatability(run.records)
+    fitted = fit_curves(every, between)
     stored = run.info.options.get("tiles", {})
     declared = {provider: decode(Tile, tile) for provider, tile in stored.items()}
-    periods = find_periods(fitted, spec, declared)
+    of_main = list(map(main_variant, every))
+    alike = fitted if of_main == every else fit_curves(of_main, between)
+    periods = find_periods(alike, spec, declared)
     explained_by = {period.family: period.chosen for period in periods if period.chosen is not None}
     tile_of = tile_finder(spec, periods, declared)
     jumps = jumps_of(fitted)

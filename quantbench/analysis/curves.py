@@ -12,7 +12,7 @@ points of a family scatter around their fits more than expected, its standard er
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
@@ -31,6 +31,7 @@ from quantbench.analysis.step_detection import (
     find_pieces,
 )
 from quantbench.analysis.summary import Point, held_of
+from quantbench.quantization import other_variant
 from quantbench.store.record import Record
 from quantbench.sweep.axes import SHAPE_DIM
 
@@ -137,6 +138,25 @@ def curves_of(points: Iterable[Point], axis: str, *, fewest: int = 2) -> tuple[C
             by_size = tuple(map(group.__getitem__, sorted(group)))
             curves.append(Curve(axis, op, provider, variant, held, by_size))
     return tuple(curves)
+
+
+def main_variant(curve: Curve) -> Curve:
+    """Returns the curve without points that ran another compiled variant of its main kernel.
+
+    The main kernel is the one that ran most points. Other kernels keep their points.
+    """
+    launches = Counter(
+        replace(point.launch, grid=None) for point in curve.points if point.launch is not None
+    )
+    if not launches:
+        return curve
+    (main, _), *_ = launches.most_common(1)
+    kept = []
+    for point in curve.points:
+        if point.launch is None or not other_variant(main, point.launch):
+            kept.append(point)
+    # One point is no curve.
+    return curve if len(kept) in (1, len(curve.points)) else replace(curve, points=tuple(kept))
 
 
 def axes_of(points: Sequence[Point]) -> tuple[str, ...]:

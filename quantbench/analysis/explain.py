@@ -29,7 +29,13 @@ from quantbench.analysis.summary import Point
 from quantbench.device.spec import DeviceSpec
 from quantbench.launch import Launch
 from quantbench.providers.catalog import UNPADDED
-from quantbench.quantization import alignment_words, cdiv, kernel_change_words, padding_words
+from quantbench.quantization import (
+    alignment_words,
+    cdiv,
+    kernel_change_words,
+    other_variant,
+    padding_words,
+)
 from quantbench.units import percent, size
 from quantbench.workload import Softmax
 
@@ -151,11 +157,32 @@ def _kernel_change(step: CurveStep) -> Cause | None:
     misaligned = _misaligned(step, (16,))
     if misaligned is not None:
         words += f", as {misaligned[1]}"
+    elif other_variant(old, new):
+        words += _specialised_words(step)
     return Cause("kernel change", words, "identity")
 
 
+# Triton compiles one variant of a kernel for integer arguments that are multiples of this number,
+# and another for the rest. Source: Triton 3.7, backends/compiler.py, get_int_specialization.
+_SPECIALISED_ON = 16
+
+
+def _specialised_words(step: CurveStep) -> str:
+    """Names the first size that is a multiple of 16 on one side of a step only; "" if none is."""
+    before = vars(step.before.workload)
+    for name, size_after in vars(step.after.workload).items():
+        sizes = [value for value in (before.get(name), size_after) if isinstance(value, int)]
+        odd = [value for value in sizes if value % _SPECIALISED_ON]
+        if len(sizes) == 2 and len(odd) == 1:
+            multiple = f"no multiple of {_SPECIALISED_ON}"
+            return f"; {name} = {odd[0]} is {multiple}, on which Triton specialises"
+    return ""
+
+
 def _same_kernel(old: Launch, new: Launch) -> bool:
-    """Returns whether two launches run the same kernel with equal block_m, block_n and split_k."""
+    """Returns whether two launches run the same compiled kernel with the same tile and split_k."""
+    if other_variant(old, new):
+        return False
     if old.kernel != new.kernel or old.tile is None or new.tile is None:
         return old.kernel == new.kernel and old.tile is new.tile
     return _SIDES_AND_SPLIT(old.tile) == _SIDES_AND_SPLIT(new.tile)

@@ -52,6 +52,10 @@ def explained(
 
 KERNEL, FLASH = launched("k", TILE), launched("flash", Tile(128, 64))
 UNKNOWN, SAME = (None, None), (KERNEL, KERNEL)
+VARIANTS = (
+    replace(launched("k", TILE, 2), registers=112),
+    replace(launched("k", TILE), registers=250),
+)
 WAVE_EDGE = (Gemm(2304, 3072, 4096), Gemm(2305, 3072, 4096))
 LATE_EDGE = (Gemm(128 * 108, 5120, 4096), Gemm(128 * 108 + 1, 5120, 4096))
 CHANGE = (Gemm(1024, 1024, 64), Gemm(1025, 1024, 64))
@@ -92,6 +96,10 @@ ATTENTION = {d: Attention(1, 16, 1024, 1024, d) for d in (128, 136)}
          ("kernel change", "identity"), "the library changed from 128x256 to 128x256 split-k 2"),
         (Gemm(1024, 1024, 4096), Gemm(1024, 1024, 4097), (KERNEL, launched("align1", Tile(64, 64))), 0.69,
          ("kernel change", "identity"), "as rows are aligned to 2 bytes, not 16"),
+        (Gemm(4096, 3072, 4096), Gemm(4096, 3080, 4096), VARIANTS, 1.3, ("kernel change", "identity"),
+         "112 to 250 registers, 2 to 1 blocks per SM; n = 3080 is no multiple of 16"),
+        (Gemm(4096, 3072, 4096), Gemm(4096, 3088, 4096), VARIANTS, 1.3, ("kernel change", "identity"),
+         "another variant of the kernel was compiled: 112 to 250 registers, 2 to 1 blocks per SM"),
     ],
 )  # fmt: skip
 def test_each_kind_of_cause(
