@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 from made_devices import A100, CPU
-from simulator import SimulatedGpu, along, measurement, records_of
+from simulator import SimulatedGpu, along, measurement, records_of, run_of
 
 from quantbench.analysis.blocks import Cause, TileInUse, num_blocks, padded, row_alignment_bytes
-from quantbench.analysis.check import fit_all
+from quantbench.analysis.check import check_run, fit_all
 from quantbench.analysis.curves import LEAST_ERROR
 from quantbench.analysis.explain import CurveStep, cause_of
 from quantbench.analysis.jumps import Cliff, find_cliffs, jumps_of
@@ -252,3 +252,24 @@ def test_a_library_that_changes_kernel_at_a_size_is_caught_by_its_launches() -> 
     (change,) = [cliff for cliff in cliffs(gpu, records) if cliff.at == 2048]
     assert change.cause.kind == "kernel change"
     assert change.cause.words == "the library changed from 128x128 to 128x256"
+
+
+def test_another_compiled_variant_is_no_wave_edge_and_not_part_of_the_fit() -> None:
+    gpu = SimulatedGpu(108, Tile(128, 256))
+    sizes = sorted({*range(1024, 8193, 256), *range(2056, 8193, 1024)})
+    points = along("n", sizes, Gemm(m=4096, n=1, k=4096))
+    records = []
+    for record in records_of(gpu, points, noise=0.003, seed=3, launches=True):
+        assert record.launch is not None
+        assert isinstance(record.outcome, Measured)
+        launch = replace(record.launch, registers=112)
+        outcome = record.outcome
+        if record.places[0].axes["n"] % 16:
+            launch = replace(launch, registers=250)
+            samples = [4 * us for us in outcome.measurement.samples_us]
+            outcome = Measured(measurement(samples), outcome.grade)
+        records.append(replace(record, launch=launch, outcome=outcome))
+    found = check_run(run_of(gpu, records))
+    assert {cliff.cause.kind for cliff in found.cliffs if cliff.next % 16} == {"kernel change"}
+    assert "wave edge" in {cliff.cause.kind for cliff in found.cliffs}
+    assert [period.tile_words for period in found.periods] == ["128x256 tile on 108 SMs"]
