@@ -11,12 +11,13 @@ from quantbench.analysis.check import check_run, fit_all
 from quantbench.analysis.curves import LEAST_ERROR
 from quantbench.analysis.explain import CurveStep, cause_of
 from quantbench.analysis.jumps import Cliff, find_cliffs, jumps_of
-from quantbench.analysis.periods import find_periods, tile_finder
-from quantbench.analysis.staircase import TileCandidate
+from quantbench.analysis.periods import Period, find_periods, tile_finder
+from quantbench.analysis.staircase import Recovered, TileCandidate
 from quantbench.analysis.summary import Point, points_of
 from quantbench.device.spec import DeviceSpec
 from quantbench.launch import Launch, Tile
 from quantbench.measurement import Grade
+from quantbench.report.sections import period_words
 from quantbench.store.record import GridPosition, Measured, Record
 from quantbench.workload import Attention, Collective, Gemm, Softmax, Workload
 
@@ -273,3 +274,23 @@ def test_another_compiled_variant_is_no_wave_edge_and_not_part_of_the_fit() -> N
     assert {cliff.cause.kind for cliff in found.cliffs if cliff.next % 16} == {"kernel change"}
     assert "wave edge" in {cliff.cause.kind for cliff in found.cliffs}
     assert [period.tile_words for period in found.periods] == ["128x256 tile on 108 SMs"]
+
+
+@pytest.mark.parametrize(
+    ("confidence", "explained", "words"),
+    [
+        (0.01, 0.16, "no single tile explains the steps; the best explains 16 %"),
+        (0.26, 0.64, "several tiles may explain the steps; none is 50 % sure"),
+        (0.83, 0.99, "the most likely is 128x128 tile on 132 SMs (83 % sure"),
+    ],
+)
+@pytest.mark.parametrize("declared", [Tile(128, 128), None])
+def test_no_tile_is_named_that_is_unlikely_or_explains_little(
+    confidence: float, explained: float, words: str, declared: Tile | None
+) -> None:
+    tiles = [TileCandidate(128, 128, 132), TileCandidate(64, 128, 264)]
+    best = tuple(tiles[::-1] if declared else tiles)  # a declared tile is named before its equals
+    found = Recovered("INCONCLUSIVE", "", best, confidence, explained, (), frozenset(best))
+    period = Period("n", "gemm", "p:P", "gemm fp16 nn", found, 132, 1, declared=declared)
+    assert words in period_words(period)
+    assert ("128x128" in period_words(period)) == (confidence > 0.5)
