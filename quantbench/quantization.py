@@ -270,26 +270,30 @@ def kernel_change_words(old: Launch, new: Launch, longest: int = 60) -> str:
     """
     if old.tile is not None and new.tile is not None and str(old.tile) != str(new.tile):
         return f"the library changed from {old.tile} to {new.tile}"
-    if other_variant(old, new):
-        changes = []
-        if old.registers != new.registers:
-            changes.append(f"{old.registers} to {new.registers} registers")
-        if old.blocks_per_sm != new.blocks_per_sm:
-            changes.append(f"{old.blocks_per_sm} to {new.blocks_per_sm} blocks per SM")
-        return f"another variant of the kernel was compiled: {', '.join(changes)}"
+    variant = variant_words(old, new)
+    if variant:
+        return variant
     before = shortened(old.kernel, longest)
     return f"the library changed from {before} to {shortened(new.kernel, longest)}"
 
 
-def other_variant(old: Launch, new: Launch) -> bool:
-    """Returns whether two launches of one kernel and tile ran different compiled variants.
+def variant_words(old: Launch, new: Launch) -> str:
+    """Describes how the registers or the blocks per SM of one kernel differ between two launches.
 
-    The variants differ in their registers or in their blocks per SM, where both are known.
+    Such launches ran different compiled variants. Returns "" if the variants are equal or unknown,
+    or if the kernels or their tiles differ.
     """
-    if old.kernel != new.kernel or str(old.tile) != str(new.tile):
-        return False
-    pairs = ((old.registers, new.registers), (old.blocks_per_sm, new.blocks_per_sm))
-    return any(None not in pair and pair[0] != pair[1] for pair in pairs)
+    changes = []
+    if (old.kernel, str(old.tile)) == (new.kernel, str(new.tile)):
+        registers = (old.registers, new.registers, "registers")
+        for before, after, name in (
+            registers,
+            (old.blocks_per_sm, new.blocks_per_sm, "blocks per SM"),
+        ):
+            if before and after and before != after:
+                changes.append(f"{before} to {after} {name}")
+    compiled = "another variant of the kernel was compiled"
+    return f"{compiled}: {', '.join(changes)}" if changes else ""
 
 
 def _leaves_room(used: float, peak_share: float | None) -> bool:

@@ -12,12 +12,13 @@ points of a family scatter around their fits more than expected, its standard er
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
 from math import sqrt
 from operator import attrgetter
+from statistics import mode
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ from quantbench.analysis.step_detection import (
     find_pieces,
 )
 from quantbench.analysis.summary import Point, held_of
-from quantbench.quantization import other_variant
+from quantbench.quantization import variant_words
 from quantbench.store.record import Record
 from quantbench.sweep.axes import SHAPE_DIM
 
@@ -145,18 +146,17 @@ def main_variant(curve: Curve) -> Curve:
 
     The main kernel is the one that ran most points. Other kernels keep their points.
     """
-    launches = Counter(
-        replace(point.launch, grid=None) for point in curve.points if point.launch is not None
-    )
-    if not launches:
+    launches = [point.launch for point in curve.points]
+    named = [replace(launch, grid=None) for launch in launches if launch is not None]
+    if not named:
         return curve
-    (main, _), *_ = launches.most_common(1)
+    main = mode(named)
     kept = []
     for point in curve.points:
-        if point.launch is None or not other_variant(main, point.launch):
+        if point.launch is None or not variant_words(main, point.launch):
             kept.append(point)
     # One point is no curve.
-    return curve if len(kept) in (1, len(curve.points)) else replace(curve, points=tuple(kept))
+    return replace(curve, points=tuple(kept)) if len(kept) > 1 else curve
 
 
 def axes_of(points: Sequence[Point]) -> tuple[str, ...]:

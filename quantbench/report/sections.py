@@ -34,10 +34,9 @@ from quantbench.units import dashed, duration, percent, signed_percent
 # Maximum number of further tiles that one line names because they give the same staircase, the
 # steps in time over size that a tile's waves cause.
 _MOST_ALIKE = 3
-# Without a clear result, a tile is named only if it is at least this probable and explains at least
-# this fraction of the variation.
-_LEAST_SURE = 0.5
-_SMALLEST_SHARE = 0.5
+# Without a clear result, a tile is named only if its probability and the fraction of the variation
+# that it explains are at least this.
+_LEAST = 0.5
 # Maximum number of rows in the table of steps that many shapes share.
 _MOST_COMMON = 24
 _VERDICT_STYLE = {"CONFIRMED": "green", "REFUTED": "red", "INCONCLUSIVE": "yellow"}
@@ -76,11 +75,11 @@ def period_words(period: Period) -> str:
     accounts = f"explains {percent(recovered.explained)} of the variation around the trend"
     if recovered.reason == "no waves":
         return f"{where}: the times show no waves"
-    little = not period.clear and recovered.explained < _SMALLEST_SHARE
-    if recovered.reason == "no single tile" or little:
-        return f"{where}: no single tile explains the steps; the best {accounts}"
-    if not period.clear and recovered.confidence < _LEAST_SURE:
-        return f"{where}: several tiles may explain the steps; none is {percent(_LEAST_SURE)} sure"
+    doubtful = min(recovered.confidence, recovered.explained) < _LEAST
+    if recovered.reason == "no single tile" or (doubtful and not period.clear):
+        return (
+            f"{where}: no single tile explains the steps; the best, {period.sure_words}, {accounts}"
+        )
     best = sorted(recovered.best, key=lambda one: one.tile != period.declared)
     explanations = list(map(period.words_of, best))
     named = period.tile_words or explanations[0]
