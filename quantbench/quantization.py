@@ -270,30 +270,28 @@ def kernel_change_words(old: Launch, new: Launch, longest: int = 60) -> str:
     """
     if old.tile is not None and new.tile is not None and str(old.tile) != str(new.tile):
         return f"the library changed from {old.tile} to {new.tile}"
-    variant = variant_words(old, new)
-    if variant:
-        return variant
     before = shortened(old.kernel, longest)
-    return f"the library changed from {before} to {shortened(new.kernel, longest)}"
+    return (
+        variant_words(old, new)
+        or f"the library changed from {before} to {shortened(new.kernel, longest)}"
+    )
 
 
-def variant_words(old: Launch, new: Launch) -> str:
+def variant_words(old: Launch | None, new: Launch | None) -> str:
     """Describes how the registers or the blocks per SM of one kernel differ between two launches.
 
     Such launches ran different compiled variants. Returns "" if the variants are equal or unknown,
     or if the kernels or their tiles differ.
     """
     changes = []
-    if (old.kernel, str(old.tile)) == (new.kernel, str(new.tile)):
-        registers = (old.registers, new.registers, "registers")
-        for before, after, name in (
-            registers,
-            (old.blocks_per_sm, new.blocks_per_sm, "blocks per SM"),
-        ):
+    if old and new and (old.kernel, str(old.tile)) == (new.kernel, str(new.tile)):
+        for name in ("registers", "blocks_per_sm"):
+            before = getattr(old, name)
+            after = getattr(new, name)
             if before and after and before != after:
                 changes.append(f"{before} to {after} {name}")
-    compiled = "another variant of the kernel was compiled"
-    return f"{compiled}: {', '.join(changes)}" if changes else ""
+    compiled = "another variant of the kernel was compiled: "
+    return compiled + ", ".join(changes) if changes else ""
 
 
 def _leaves_room(used: float, peak_share: float | None) -> bool:

