@@ -84,14 +84,16 @@ class RunCheck:
     def explain(self, bad: BadSize) -> Cause:
         """Returns the reason why a bad size has a lower rate than the better size nearby.
 
-        The cause of the largest cliff between the two sizes is returned. If there is no cliff, or
+        The cause of a cliff to the bad size itself is returned, else that of the largest cliff
+        between the two sizes. If there is no cliff, or
         if its cause is an edge of an assumed tile, `explain.cause_of_loss` determines the cause.
         """
         slow = bad.culprit
         better = bad.culprit_at_better
         low, high = sorted((better.axes[bad.axis], bad.size))
         # The largest cliff of a curve comes first.
-        for cliff in self._by_curve.get(_curve_key(slow, bad.axis), ()):
+        cliffs = self._by_curve.get(_curve_key(slow, bad.axis), ())
+        for cliff in sorted(cliffs, key=lambda cliff: cliff.next != bad.size):
             if low <= cliff.at < high:
                 cause = cliff.cause
                 edge = cause.kind in ("tile edge", "wave edge")
