@@ -263,14 +263,35 @@ def alignment_words(aligned_bytes: int, needed_bytes: int = VECTOR_BYTES, *, ver
 def kernel_change_words(old: Launch, new: Launch, longest: int = 60) -> str:
     """Describes a kernel change: `the library changed from 128x256 to 64x64`.
 
-    If the tiles are equal or unknown, the text contains the kernels' names instead.
+    If the tiles are equal or unknown, the text contains the kernels' names instead. If the names
+    are equal too, it contains the registers and the resident blocks that differ.
 
     longest: maximum number of characters for a kernel's name. Longer names are cut in the middle.
     """
     if old.tile is not None and new.tile is not None and str(old.tile) != str(new.tile):
         return f"the library changed from {old.tile} to {new.tile}"
     before = shortened(old.kernel, longest)
-    return f"the library changed from {before} to {shortened(new.kernel, longest)}"
+    return (
+        variant_words(old, new)
+        or f"the library changed from {before} to {shortened(new.kernel, longest)}"
+    )
+
+
+def variant_words(old: Launch | None, new: Launch | None) -> str:
+    """Describes how the registers or the blocks per SM of one kernel differ between two launches.
+
+    Such launches ran different compiled variants. Returns "" if the variants are equal or unknown,
+    or if the kernels or their tiles differ.
+    """
+    changes = []
+    if old and new and (old.kernel, str(old.tile)) == (new.kernel, str(new.tile)):
+        for name in ("registers", "blocks_per_sm"):
+            before = getattr(old, name)
+            after = getattr(new, name)
+            if before and after and before != after:
+                changes.append(f"{before} to {after} {name}")
+    compiled = "another variant of the kernel was compiled: "
+    return compiled + ", ".join(changes) if changes else ""
 
 
 def _leaves_room(used: float, peak_share: float | None) -> bool:

@@ -19,6 +19,7 @@ from quantbench.analysis.curves import (
     axes_of,
     curves_of,
     fit_curves,
+    main_variant,
     repeatability,
 )
 from quantbench.analysis.experts import padding_lines
@@ -83,14 +84,16 @@ class RunCheck:
     def explain(self, bad: BadSize) -> Cause:
         """Returns the reason why a bad size has a lower rate than the better size nearby.
 
-        The cause of the largest cliff between the two sizes is returned. If there is no cliff, or
+        The cause of a cliff to the bad size itself is returned, else that of the largest cliff
+        between the two sizes. If there is no cliff, or
         if its cause is an edge of an assumed tile, `explain.cause_of_loss` determines the cause.
         """
         slow = bad.culprit
         better = bad.culprit_at_better
         low, high = sorted((better.axes[bad.axis], bad.size))
         # The largest cliff of a curve comes first.
-        for cliff in self._by_curve.get(_curve_key(slow, bad.axis), ()):
+        cliffs = self._by_curve.get(_curve_key(slow, bad.axis), ())
+        for cliff in sorted(cliffs, key=lambda cliff: cliff.next != bad.size):
             if low <= cliff.at < high:
                 cause = cliff.cause
                 edge = cause.kind in ("tile edge", "wave edge")
@@ -120,10 +123,14 @@ def check_run(
     spec = run.info.device
     points = points_of(run.records, spec) if points is None else points
     curves = {axis: curves_of(points, axis) for axis in axes_of(points)}
-    fitted = fit_curves(list(chain(*curves.values())), repeatability(run.records))
+    every = list(chain(*curves.values()))
+    between = repeatability(run.records)
+    fitted = fit_curves(every, between)
     stored = run.info.options.get("tiles", {})
     declared = {provider: decode(Tile, tile) for provider, tile in stored.items()}
-    periods = find_periods(fitted, spec, declared)
+    of_main = list(map(main_variant, every))
+    alike = fitted if of_main == every else fit_curves(of_main, between)
+    periods = find_periods(alike, spec, declared)
     explained_by = {period.family: period.chosen for period in periods if period.chosen is not None}
     tile_of = tile_finder(spec, periods, declared)
     jumps = jumps_of(fitted)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
 from math import sqrt
 from operator import attrgetter
+from statistics import mode
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from quantbench.analysis.step_detection import (
     find_pieces,
 )
 from quantbench.analysis.summary import Point, held_of
+from quantbench.quantization import variant_words
 from quantbench.store.record import Record
 from quantbench.sweep.axes import SHAPE_DIM
 
@@ -137,6 +139,17 @@ def curves_of(points: Iterable[Point], axis: str, *, fewest: int = 2) -> tuple[C
             by_size = tuple(map(group.__getitem__, sorted(group)))
             curves.append(Curve(axis, op, provider, variant, held, by_size))
     return tuple(curves)
+
+
+def main_variant(curve: Curve) -> Curve:
+    """Returns the curve without points that ran another compiled variant of its main kernel.
+
+    The main kernel is the one that ran most points. Other kernels keep their points.
+    """
+    main = mode(point.launch and replace(point.launch, grid=None) for point in curve.points)
+    kept = tuple(point for point in curve.points if not variant_words(main, point.launch))
+    # One point is no curve.
+    return replace(curve, points=kept) if len(kept) > 1 else curve
 
 
 def axes_of(points: Sequence[Point]) -> tuple[str, ...]:

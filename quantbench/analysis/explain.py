@@ -29,7 +29,13 @@ from quantbench.analysis.summary import Point
 from quantbench.device.spec import DeviceSpec
 from quantbench.launch import Launch
 from quantbench.providers.catalog import UNPADDED
-from quantbench.quantization import alignment_words, cdiv, kernel_change_words, padding_words
+from quantbench.quantization import (
+    alignment_words,
+    cdiv,
+    kernel_change_words,
+    padding_words,
+    variant_words,
+)
 from quantbench.units import percent, size
 from quantbench.workload import Softmax
 
@@ -151,11 +157,28 @@ def _kernel_change(step: CurveStep) -> Cause | None:
     misaligned = _misaligned(step, (16,))
     if misaligned is not None:
         words += f", as {misaligned[1]}"
+    elif variant_words(old, new):
+        words += _specialised_words(step)
     return Cause("kernel change", words, "identity")
 
 
+# Triton compiles one variant of a kernel for integer arguments that are multiples of 16, and
+# another for the rest. Source: Triton 3.7, backends/compiler.py, get_int_specialization.
+def _specialised_words(step: CurveStep) -> str:
+    """Names the first size that is a multiple of 16 on one side of a step only; "" if none is."""
+    sizes = vars(step.before.workload)
+    for name, after in vars(step.after.workload).items():
+        before = sizes[name]
+        if isinstance(after, int) and bool(before % 16) != bool(after % 16):
+            odd = after if after % 16 else before
+            return f" (Triton: {name} = {odd} is no multiple of 16)"
+    return ""
+
+
 def _same_kernel(old: Launch, new: Launch) -> bool:
-    """Returns whether two launches run the same kernel with equal block_m, block_n and split_k."""
+    """Returns whether two launches run the same compiled kernel with the same tile and split_k."""
+    if variant_words(old, new):
+        return False
     if old.kernel != new.kernel or old.tile is None or new.tile is None:
         return old.kernel == new.kernel and old.tile is new.tile
     return _SIDES_AND_SPLIT(old.tile) == _SIDES_AND_SPLIT(new.tile)
@@ -297,9 +320,10 @@ def _memory(step: CurveStep, spec: DeviceSpec) -> Cause | None:
     fits = small < spec.l2_bytes * _CACHE_MARGIN
     if small >= large or not fits or large <= spec.l2_bytes / _CACHE_MARGIN:
         return None
-    words = f"the working set passes {size(large)}"
-    holds = f"the last-level cache holds {size(spec.l2_bytes)}"
-    return Cause("memory boundary", f"{words}, {holds}", "arithmetic")
+    words = (
+        f"the working set grows to {size(large)}, the last-level cache holds {size(spec.l2_bytes)}"
+    )
+    return Cause("memory boundary", words, "arithmetic")
 
 
 def idle_at(point: Point, spec: DeviceSpec, tile_of: TileOf) -> tuple[Cause, ...]:

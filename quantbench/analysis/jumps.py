@@ -336,6 +336,6 @@ def _gap(jump: Jump) -> AxisGap:
         jump.after.latency_us,
         float(fitted.fit.trend[i]),
         float(max(fitted.sigma[i : i + 2])),
-        grain_of(dashed(curve.axis)),
+        grain_of(dashed(curve.axis), jump.before.workload.dtype),
     )
     return AxisGap(gap, curve.axis, dict(curve.held), curve.op, curve.provider)

@@ -34,6 +34,9 @@ from quantbench.units import dashed, duration, percent, signed_percent
 # Maximum number of further tiles that one line names because they give the same staircase, the
 # steps in time over size that a tile's waves cause.
 _MOST_ALIKE = 3
+# Without a clear result, a tile is named only if its probability and the fraction of the variation
+# that it explains are at least this.
+_LEAST = 0.5
 # Maximum number of rows in the table of steps that many shapes share.
 _MOST_COMMON = 24
 _VERDICT_STYLE = {"CONFIRMED": "green", "REFUTED": "red", "INCONCLUSIVE": "yellow"}
@@ -72,9 +75,13 @@ def period_words(period: Period) -> str:
     accounts = f"explains {percent(recovered.explained)} of the variation around the trend"
     if recovered.reason == "no waves":
         return f"{where}: the times show no waves"
-    if recovered.reason == "no single tile":
-        return f"{where}: no single tile explains the steps; the best {accounts}"
-    explanations = list(map(period.words_of, recovered.best))
+    doubtful = min(recovered.confidence, recovered.explained) < _LEAST
+    if recovered.reason == "no single tile" or (doubtful and not period.clear):
+        return (
+            f"{where}: no single tile explains the steps; the best, {period.sure_words}, {accounts}"
+        )
+    best = sorted(recovered.best, key=lambda one: one.tile != period.declared)
+    explanations = list(map(period.words_of, best))
     named = period.tile_words or explanations[0]
     alike = [words for words in explanations if words != named]
     sure = f"{period.sure_words}, {accounts}"

@@ -21,6 +21,9 @@ from quantbench.workload import Gemm, GroupedGemm, Op
 # Smallest growth of the number of waves, as a factor from one size to the next, that counts as an
 # edge. A smaller step is below the measurement noise.
 _SMALLEST_STEP = 1.02
+# The same limit for `predicted_jump`. It is half as large, because the growth of the FLOPs is
+# subtracted from a jump.
+_SMALLEST_JUMP = log(_SMALLEST_STEP) / 2
 # Maximum number of sizes in a group of consecutive edges. Without this limit, an axis with an
 # edge at every size would be a single group.
 _LARGEST_GROUP = 4
@@ -47,7 +50,7 @@ def parse_grid(
         if axis.edges:
             values = set(axis.values)
             for edge in predicted_edges(axes, i, held, spec, tiles):
-                values |= {edge, edge + grain_of(axis.dim)}
+                values |= {edge, edge + grain_of(axis.dim, held.dtype)}
             inside = filter(range(axis.values[0], axis.values[-1] + 1).__contains__, values)
             edged[i] = replace(axis, values=tuple(sorted(inside)))
     check_axes(tuple(edged), who)
@@ -70,7 +73,7 @@ def predicted_edges(
     Raises InputError if the axis spans too many sizes.
     """
     axis = axes[index]
-    step = grain_of(axis.dim)
+    step = grain_of(axis.dim, held.dtype)
     start = -(-axis.values[0] // step) * step
     sizes = range(start, axis.values[-1] + 1, step)
     if len(sizes) > MAX_VALUES:
@@ -180,10 +183,7 @@ def edge_indices(jumps: Sequence[float]) -> set[int]:
     >>> sorted(edge_indices([0.0, 0.3, 0.0]))
     [1, 2]
     """
-    # `predicted_edges` compares the growth of the waves with _SMALLEST_STEP. A jump is smaller than
-    # that growth, because the growth of the FLOPs is subtracted. The limit for jumps is therefore
-    # half of that for waves.
-    edges = [i for i, jump in enumerate(jumps) if jump >= log(_SMALLEST_STEP) / 2]
+    edges = [i for i, jump in enumerate(jumps) if jump >= _SMALLEST_JUMP]
     return {*edges, *(i + 1 for i in edges)}
 
 
@@ -196,7 +196,7 @@ def _joined_neighbours(jumps: Sequence[float]) -> list[range]:
     last = len(jumps) - 1
     found = [range(i, i + 1) for i in range(len(jumps) + 1)]  # range that each index is in
     for i in sorted(range(len(jumps)), key=lambda i: -jumps[i]):
-        edge = jumps[i] >= log(_SMALLEST_STEP)
+        edge = jumps[i] >= _SMALLEST_JUMP
         joined = range(found[i].start, found[i + 1].stop)
         if len(joined) <= (_LARGEST_GROUP if edge else 2) and (edge or 0 < i < last):
             for index in joined:

@@ -7,6 +7,8 @@ default.
 
 from dataclasses import dataclass
 
+from quantbench.workload.dtypes import DTYPES
+
 #: names of the linear ops of a layer
 LINEAR_OPS = ("qkv", "proj", "mlp_up", "mlp_gate", "mlp_up_gate", "mlp_down")
 # GEMMs of latent attention and of shared experts.
@@ -37,16 +39,14 @@ class Swept:
     step: step of a range that is typed without a step.
     gpu, cpu: default values on a GPU and on a CPU, as a user would type them.
     ops: ops that are measured by default, namely those that the size changes most.
-    grain: edges are searched only at multiples of this number. If the size is the length of a
-        matrix row in memory, grain is 8 elements (16 bytes in a 16-bit dtype), so that a slow
-        misaligned row is not mistaken for an edge.
+    length: whether the size is a side of a matrix (see `grain_of`).
     """
 
     step: int
     gpu: str
     cpu: str
     ops: tuple[str, ...] = ()
-    grain: int = 1
+    length: bool = False
 
     def usual_range(self, kind: str) -> str:
         """Returns the default values as a user would type them.
@@ -87,22 +87,22 @@ SIZES = {
     "hidden": Size(
         "Hidden size.", "model",
         Swept(64, "1024:8192:64", "256:1024:16", (*LINEAR_OPS, *_OTHER_LINEAR, *EXPERT_OPS),
-        grain=8), 4096, 768,
+        length=True), 4096, 768,
     ),
     "heads": Size("Attention heads.", "model", Swept(1, "8:128:8", "4:24:4", ATTENTION_OPS)),
     "kv-heads": Size("Key/value heads (default: the model's, else as many as heads).", "model"),
     "head-dim": Size(
         "Width of a head (default: the model's, else hidden / heads).", "model",
-        Swept(8, "32:256:8", "16:128:8", ATTENTION_OPS, grain=8),
+        Swept(8, "32:256:8", "16:128:8", ATTENTION_OPS, length=True),
     ),
     "ffn": Size(
         "Width of the MLP (default: 4 × hidden).", "model",
-        Swept(64, "4096:16384:128", "512:2048:64", _MLP_OPS, grain=8),
+        Swept(64, "4096:16384:128", "512:2048:64", _MLP_OPS, length=True),
     ),
     "layers": Size("Layers (default: a usual depth for the hidden size).", "model", None, 1, 1),
     "seq": Size(
         "Sequence length, tokens.", "model",
-        Swept(128, "512:8192:256", "64:512:32", MODEL_OPS, grain=8), 2048, 256
+        Swept(128, "512:8192:256", "64:512:32", MODEL_OPS, length=True), 2048, 256
     ),
     "mbs": Size("Micro-batch size, sequences (default: 1).", "model",
     Swept(1, "1:8:1", "1:4:1", MODEL_OPS)),
@@ -110,7 +110,7 @@ SIZES = {
     Swept(1, "1,2,4,8", "1,2,4", MODEL_OPS)),
     "vocab": Size(
         "Vocabulary size.", "model",
-        Swept(64, "49152:51200:64", "960:1536:32", ("logits",), grain=8), 50304, 1024
+        Swept(64, "49152:51200:64", "960:1536:32", ("logits",), length=True), 50304, 1024
     ),
     "experts": Size(
         "Routed experts of a layer, in place of its MLP (default: the model's).", "experts",
@@ -119,7 +119,7 @@ SIZES = {
     "top-k": Size("Experts per token.", "experts", Swept(1, "1:8:1", "1:8:1", EXPERT_OPS), 8, 2),
     "moe-ffn": Size(
         "Width of one expert.", "experts",
-        Swept(64, "512:4096:64", "64:512:16", GROUPED_OPS, grain=8), 2048, 256
+        Swept(64, "512:4096:64", "64:512:16", GROUPED_OPS, length=True), 2048, 256
     ),
     "tokens": Size(
         "Tokens of each GPU's micro-batch, in place of seq and mbs.", "experts",
@@ -129,15 +129,15 @@ SIZES = {
         "Expert-parallel degree; each GPU of it has its own tokens (default: 1).", "experts",
         Swept(1, "1,2,4,8", "1,2,4,8", EXPERT_OPS),
     ),
-    "m": Size("Rows of a plain product.", "product", Swept(64, "1024:4096:64", "64:512:16"), 4096,
-    512),
+    "m": Size("Rows of a plain product.", "product",
+    Swept(64, "1024:4096:64", "64:512:16", length=True), 4096, 512),
     "n": Size(
         "Columns of a plain product.", "product",
-        Swept(64, "1024:8192:64", "256:1024:16", grain=8), 4096, 512
+        Swept(64, "1024:8192:64", "256:1024:16", length=True), 4096, 512
     ),
     "k": Size(
         "Inner dimension of a plain product.", "product",
-        Swept(64, "1024:8192:64", "256:1024:32", grain=8), 4096, 512
+        Swept(64, "1024:8192:64", "256:1024:32", length=True), 4096, 512
     ),
     "batch": Size("Number of plain products in one batch (default: 1).", "product",
     Swept(1, "1:64:1", "1:16:1")),
@@ -168,12 +168,19 @@ def usual_sizes(kind: str, *of: str) -> dict[str, int]:
     return found
 
 
-def grain_of(dim: str) -> int:
+# Triton compiles another variant of a kernel for integer arguments, such as sizes and strides, that
+# are no multiples of 16. 16 elements also fill the 16 bytes of an aligned load, except in 4 bits.
+_LENGTH_STEP = 16
+
+
+def grain_of(dim: str, dtype: str) -> int:
     """Returns the step between sizes in a search for edges along a dimension.
 
-    The step is 8 if misaligned sizes could be mistaken for edges, else 1.
+    For a side of a matrix the step is 16, or 32 in a 4-bit dtype, else 1. Misaligned rows and other
+    compiled variants of a kernel could be mistaken for edges.
 
-    >>> grain_of("n"), grain_of("m")
-    (8, 1)
+    >>> grain_of("n", "bf16"), grain_of("n", "nvfp4"), grain_of("heads", "bf16")
+    (16, 32, 1)
     """
-    return SWEPT[dim].grain if dim in SWEPT else 1
+    swept = SWEPT.get(dim)
+    return _LENGTH_STEP * DTYPES[dtype].packed if swept and swept.length else 1

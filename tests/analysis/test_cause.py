@@ -4,19 +4,20 @@ from dataclasses import replace
 
 import pytest
 from made_devices import A100, CPU
-from simulator import SimulatedGpu, along, measurement, records_of
+from simulator import SimulatedGpu, along, measurement, records_of, run_of
 
 from quantbench.analysis.blocks import Cause, TileInUse, num_blocks, padded, row_alignment_bytes
-from quantbench.analysis.check import fit_all
+from quantbench.analysis.check import check_run, fit_all
 from quantbench.analysis.curves import LEAST_ERROR
 from quantbench.analysis.explain import CurveStep, cause_of
 from quantbench.analysis.jumps import Cliff, find_cliffs, jumps_of
-from quantbench.analysis.periods import find_periods, tile_finder
-from quantbench.analysis.staircase import TileCandidate
+from quantbench.analysis.periods import Period, find_periods, tile_finder
+from quantbench.analysis.staircase import Recovered, TileCandidate
 from quantbench.analysis.summary import Point, points_of
 from quantbench.device.spec import DeviceSpec
 from quantbench.launch import Launch, Tile
 from quantbench.measurement import Grade
+from quantbench.report.sections import period_words
 from quantbench.store.record import GridPosition, Measured, Record
 from quantbench.workload import Attention, Collective, Gemm, Softmax, Workload
 
@@ -52,6 +53,10 @@ def explained(
 
 KERNEL, FLASH = launched("k", TILE), launched("flash", Tile(128, 64))
 UNKNOWN, SAME = (None, None), (KERNEL, KERNEL)
+VARIANTS = (
+    replace(launched("k", TILE, 2), registers=112),
+    replace(launched("k", TILE), registers=250),
+)
 WAVE_EDGE = (Gemm(2304, 3072, 4096), Gemm(2305, 3072, 4096))
 LATE_EDGE = (Gemm(128 * 108, 5120, 4096), Gemm(128 * 108 + 1, 5120, 4096))
 CHANGE = (Gemm(1024, 1024, 64), Gemm(1025, 1024, 64))
@@ -77,7 +82,7 @@ ATTENTION = {d: Attention(1, 16, 1024, 1024, d) for d in (128, 136)}
         # b alone takes 32.5 MiB; with a and c the working set passes the 40 MiB of L2. Tiles and
         # alignment stay.
         (Gemm(400, 4096, 4160), Gemm(512, 4096, 4160), UNKNOWN, 0.11, ("memory boundary", "arithmetic"),
-         "the working set passes 40.6 MiB, the last-level cache holds 40.0 MiB"),
+         "the working set grows to 40.6 MiB, the last-level cache holds 40.0 MiB"),
         (Gemm(1024, 4096, 256), Gemm(1024, 4096, 320), SAME, 0.3, ("unexplained", "identity"),
          "same kernel"),
         (ATTENTION[128], ATTENTION[136], UNKNOWN, 0.2, ("tile edge", "arithmetic"),
@@ -92,6 +97,8 @@ ATTENTION = {d: Attention(1, 16, 1024, 1024, d) for d in (128, 136)}
          ("kernel change", "identity"), "the library changed from 128x256 to 128x256 split-k 2"),
         (Gemm(1024, 1024, 4096), Gemm(1024, 1024, 4097), (KERNEL, launched("align1", Tile(64, 64))), 0.69,
          ("kernel change", "identity"), "as rows are aligned to 2 bytes, not 16"),
+        (Gemm(4096, 3072, 4096), Gemm(4096, 3080, 4096), VARIANTS, 1.3, ("kernel change", "identity"),
+         "variant of the kernel was compiled: 112 to 250 registers, 2 to 1 blocks_per_sm (Triton: n = 3080 is no multiple of 16"),
     ],
 )  # fmt: skip
 def test_each_kind_of_cause(
@@ -244,3 +251,36 @@ def test_a_library_that_changes_kernel_at_a_size_is_caught_by_its_launches() -> 
     (change,) = [cliff for cliff in cliffs(gpu, records) if cliff.at == 2048]
     assert change.cause.kind == "kernel change"
     assert change.cause.words == "the library changed from 128x128 to 128x256"
+
+
+def test_another_compiled_variant_is_no_wave_edge_and_not_part_of_the_fit() -> None:
+    fast = SimulatedGpu(108, TILE)
+    slow = replace(fast, tile_ns_per_k=4 * fast.tile_ns_per_k)
+    held = Gemm(m=4096, n=1, k=4096)
+    records = []
+    for gpu, registers, sizes in (
+        (fast, 112, range(1024, 8193, 256)),
+        (slow, 250, range(2056, 8193, 1024)),
+    ):
+        made = records_of(gpu, along("n", sizes, held), noise=0.003, seed=3, launches=True)
+        for one in made:
+            assert one.launch is not None
+            records.append(replace(one, launch=replace(one.launch, registers=registers)))
+    found = check_run(run_of(fast, records))
+    assert {cliff.cause.kind for cliff in found.cliffs if cliff.next % 16} == {"kernel change"}
+    assert [period.tile_words for period in found.periods] == ["128x256 tile on 108 SMs"]
+
+
+@pytest.mark.parametrize(
+    ("confidence", "explained", "words"),
+    [
+        (0.9, 0.4, "no single tile"),
+        (0.26, 0.64, "no single tile"),
+        (0.83, 0.99, "most likely is 128x128 tile"),
+    ],
+)
+def test_no_tile_is_named_that_is_unlikely(confidence: float, explained: float, words: str) -> None:
+    best = (TileCandidate(64, 128, 264), TileCandidate(128, 128, 132))  # the declared one is named
+    found = Recovered("INCONCLUSIVE", "", best, confidence, explained, (), frozenset(best))
+    period = Period("n", "gemm", "p:P", "", found, 132, 1, declared=Tile(128, 128))
+    assert words in period_words(period)

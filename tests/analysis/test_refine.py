@@ -164,12 +164,12 @@ def test_a_refined_sweep_ends_with_the_exact_sizes_and_few_more_points(tmp_path:
     found = refine_of(OPTIONS, run.info.device).edges(run.records)
     inside = sorted(last for last in EDGES if 512 <= last < 2048)
     assert sorted((edge.low, edge.high) for _, edge in found) == [
-        (last, last + 8) for last in inside
+        (last, last + 16) for last in inside
     ]
     assert all(edge.exact for _, edge in found)
     coarse = len(range(512, 2049, 64))
     extra = len({gemm.n for gemm in worker.asked}) - coarse
-    assert extra == len(inside) * log2(64 / 8)
+    assert extra == len(inside) * log2(64 / 16)
 
 
 def test_a_refined_sweep_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
@@ -191,4 +191,4 @@ def test_gaps_of_a_coarse_pass_come_largest_first(tmp_path: Path) -> None:
     coarse = [r for r in run.records if all(p.axes["n"] % 64 == 0 for p in r.places)]
     gaps = find_gaps(jumps_of(fit_all(points_of(coarse, run.info.device), repeatability(coarse))))
     assert [placed.gap.low for placed in gaps] == [768, 1280, 1664]
-    assert {placed.gap.grain for placed in gaps} == {8}
+    assert {placed.gap.grain for placed in gaps} == {16}

@@ -8,15 +8,15 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.pytest_plugin import DeviceBenchmark
 from quantbench.sweep.axes import Held, parse_axis, with_defaults
 from quantbench.sweep.edges import predicted_edges
+from quantbench.sweep.sizes import grain_of
 from quantbench.timing.options import TimingOptions
 from quantbench.timing.session import Timer
 from quantbench.workload import Attention, Gemm, Softmax
 
 PAIRS = 3
 RANGE = {"cuda": "n=1024:8192", "cpu": "n=256:1024"}
-# A neighbour of 8 columns keeps bf16 rows aligned to 16 bytes: what it shows is the edge, not a
-# misalignment.
-PAST_THE_EDGE = 8
+# The neighbour that `@edges` measures: it shows the edge, no misalignment and no other variant.
+PAST_THE_EDGE = grain_of("n", "bf16")
 SIDES = pytest.mark.parametrize("past", [0, PAST_THE_EDGE], ids=["below", "past"])
 
 
