@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from quantbench.analysis.blocks import row_alignment_bytes
 from quantbench.analysis.significance import pooled_noise, reference_medians, reference_noise
 from quantbench.analysis.step_detection import (
     Floats,
@@ -142,12 +143,19 @@ def curves_of(points: Iterable[Point], axis: str, *, fewest: int = 2) -> tuple[C
 
 
 def main_variant(curve: Curve) -> Curve:
-    """Returns the curve without points that ran another compiled variant of its main kernel.
+    """Returns the curve without points that differ from most others in more than their tiles.
 
-    The main kernel is the one that ran most points. Other kernels keep their points.
+    These are points that ran another compiled variant of the kernel that ran most points, and
+    points whose rows are less aligned than those of most points.
     """
     main = mode(point.launch and replace(point.launch, grid=None) for point in curve.points)
-    kept = tuple(point for point in curve.points if not variant_words(main, point.launch))
+    aligned = mode(row_alignment_bytes(point.workload) or 0 for point in curve.points)
+    kept = tuple(
+        point
+        for point in curve.points
+        if not variant_words(main, point.launch)
+        and (row_alignment_bytes(point.workload) or 0) >= aligned
+    )
     # One point is no curve.
     return replace(curve, points=kept) if len(kept) > 1 else curve
 

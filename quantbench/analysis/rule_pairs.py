@@ -268,15 +268,8 @@ def _ends_a_wave(
     # Number of waves before the last one, and the index of the last block within the last wave.
     waves, last = divmod(blocks - 1, used.resident_blocks)
     full = last + 1 >= _WHOLE * used.resident_blocks
-    return full and waves_after > waves + 1 and _loads_in_full(before) == _loads_in_full(after)
-
-
-def _loads_in_full(point: Point) -> bool:
-    """Returns whether a point's rows are aligned to 16 bytes.
-
-    Rows without this alignment need a different kernel.
-    """
-    return (row_alignment_bytes(point.workload) or 0) >= 16
+    aligned = row_alignment_bytes(before.workload) == row_alignment_bytes(after.workload)
+    return full and waves_after > waves + 1 and aligned
 
 
 def fallbacks(

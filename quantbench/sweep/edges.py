@@ -15,7 +15,7 @@ from quantbench.latency.op_times import assumed_tile
 from quantbench.launch import Tile
 from quantbench.quantization import quantize
 from quantbench.sweep.axes import MAX_VALUES, Axis, Held, check_axes, ops_at, parse_axis
-from quantbench.sweep.sizes import grain_of
+from quantbench.sweep.sizes import grain_of, past_edge
 from quantbench.workload import Gemm, GroupedGemm, Op
 
 # Smallest growth of the number of waves, as a factor from one size to the next, that counts as an
@@ -50,7 +50,7 @@ def parse_grid(
         if axis.edges:
             values = set(axis.values)
             for edge in predicted_edges(axes, i, held, spec, tiles):
-                values |= {edge, edge + grain_of(axis.dim, held.dtype)}
+                values |= {edge, edge + past_edge(axis.dim, held.dtype)}
             inside = filter(range(axis.values[0], axis.values[-1] + 1).__contains__, values)
             edged[i] = replace(axis, values=tuple(sorted(inside)))
     check_axes(tuple(edged), who)

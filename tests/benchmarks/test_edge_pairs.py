@@ -8,16 +8,16 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.pytest_plugin import DeviceBenchmark
 from quantbench.sweep.axes import Held, parse_axis, with_defaults
 from quantbench.sweep.edges import predicted_edges
-from quantbench.sweep.sizes import grain_of
+from quantbench.sweep.sizes import past_edge
 from quantbench.timing.options import TimingOptions
 from quantbench.timing.session import Timer
 from quantbench.workload import Attention, Gemm, Softmax
 
 PAIRS = 3
 RANGE = {"cuda": "n=1024:8192", "cpu": "n=256:1024"}
-# The neighbour that `@edges` measures: it shows the edge, no misalignment and no other variant.
-PAST_THE_EDGE = grain_of("n", "bf16")
-SIDES = pytest.mark.parametrize("past", [0, PAST_THE_EDGE], ids=["below", "past"])
+# The neighbours that `@edges` measures: they show the edge, no misalignment, no other variant.
+N_SIDES = pytest.mark.parametrize("past", [0, past_edge("n", "bf16")], ids=["below", "past"])
+SIDES = pytest.mark.parametrize("past", [0, past_edge("head-dim", "bf16")], ids=["below", "past"])
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def edges(spec: DeviceSpec, held: Held) -> list[int]:
 
 
 @pytest.mark.benchmark(group="gemm: n past a predicted edge")
-@SIDES
+@N_SIDES
 @pytest.mark.parametrize("pair", range(PAIRS))
 def test_gemm(
     device_benchmark: DeviceBenchmark, held: Held, edges: list[int], pair: int, past: int

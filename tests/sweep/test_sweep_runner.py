@@ -245,7 +245,7 @@ def test_where_naming_takes_long_every_second_point_is_named_and_all_at_edges(
     sizes = sorted(asked)
     edges = predicted_edges(grid, 0, HELD, A100)
     unnamed = [n for n in sizes if not asked[n]]
-    assert all(asked[side] for edge in edges for side in (edge, edge + 16) if side in asked)
+    assert all(asked[side] for edge in edges for side in (edge, edge + 64) if side in asked)
     assert (unnamed == []) == every
     assert all(asked[n] for i, n in enumerate(sizes) if i % 2 == 0)
     assert all(("identify" in r.phases_s) == asked[r.workload.n] for r in bench.of_role("point"))  # type: ignore[union-attr]
