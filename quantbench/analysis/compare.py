@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from itertools import repeat
+from math import hypot
 
 from quantbench.analysis.significance import RatioTest, Wander, holm, rank_test, wander
 from quantbench.analysis.summary import is_accepted
@@ -166,7 +167,7 @@ def _one_each(side: dict[_Key, list[Record]], several: set[_Key]) -> dict[_Key, 
 CHANGES = ("slower", "faster", "same", "unclear")
 METHOD = (
     "Mann-Whitney rank test on the raw samples, Holm's correction over all points at 5 %; "
-    "intervals are the same test's, each at 95 %"
+    "intervals are the same test's, each at 95 %; what the SM clock may explain is no change"
 )
 
 # Maximum length in characters of a kernel name in `Compared.why`; longer names are cut.
@@ -323,12 +324,14 @@ def _measurement(record: Record) -> Measurement:
 def _test(pair: Matched, tolerance: float) -> RatioTest:
     """Tests whether the times of one point changed by more than the tolerance.
 
-    If a run has a single time for the point, the result is a ratio without an interval.
+    Nor does a change count that the SM clocks of the two visits may explain (`stated.Stated`). If a
+    run has a single time for the point, the result is a ratio without an interval.
     """
     a = _measurement(pair.a)
     b = _measurement(pair.b)
     if min(len(a.samples_us), len(b.samples_us)) > 1:
-        return rank_test(a.samples_us, b.samples_us, tolerance)
+        by_clock = hypot(a.stated.clock, b.stated.clock)
+        return rank_test(a.samples_us, b.samples_us, max(tolerance, by_clock))
     return RatioTest(b.stated.latency_us / a.stated.latency_us, None, None, 1.0)
 
 

@@ -123,6 +123,23 @@ def test_points_come_in_the_order_of_verdicts_with_the_largest_change_first() ->
     assert compared.regressions == 3
 
 
+@pytest.mark.parametrize(("mhz", "change"), [(1950.0, "slower"), (1560.0, "unclear")])
+def test_a_change_that_the_power_limit_may_explain_does_not_count(mhz: float, change: str) -> None:
+    def at_clock(found: Record) -> Record:
+        assert isinstance(found.outcome, Measured)
+        measured = replace(
+            found.outcome.measurement,
+            clocks_mhz=(mhz,) * 30,
+            state_before=replace(STATE, sm_clock_mhz=1980.0),
+        )
+        return replace(found, outcome=replace(found.outcome, measurement=measured))
+
+    a, b = points([1.0] * 3, seed=0, noise=0.002), points([1.03] * 3, seed=50, noise=0.002)
+    assert set(verdicts(run(list(map(at_clock, a))), run(list(map(at_clock, b)))).values()) == {
+        change
+    }
+
+
 @pytest.mark.parametrize(
     ("shift", "noise", "margin", "change"),
     [(1.003, 0.002, 0.01, "same"), (1.03, 0.08, 0.01, "unclear"), (1.02, 0.002, 0.03, "same")],
