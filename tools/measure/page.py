@@ -11,6 +11,7 @@ from datetime import datetime
 from itertools import pairwise
 from math import hypot
 from pathlib import Path
+from textwrap import fill as wrap
 
 import numpy as np
 
@@ -55,6 +56,10 @@ def points_in(run: Run) -> Sequence[Point]:
     return points_of(run.records, run.info.device)
 
 
+def fold(text: str) -> str:
+    return wrap(text, 118) + "\n"
+
+
 def sweeps_table(runs: Mapping[str, Run]) -> str:
     """Returns a table of the runs: points, seconds, grades, and causes of cliffs."""
     rows = []
@@ -94,10 +99,14 @@ def edges_text(run: Run) -> str:
     other = sum(not edge and rise > 0 for edge, rise in zip(edges, rises, strict=True))
     each_us = np.divide([p.latency_us for p in points], waves)
     last = [late for late, edge in zip(each_us[1:], edges, strict=True) if edge]
-    return (
+    (period,) = [p for p in check_run(run, rules=()).periods if p.provider.startswith(_OURS)]
+    explained = percent(period.recovered.explained)
+    return fold(
         f"{found} of {sum(edges)} computed wave edges are steps in the measured times, and "
         f"{other} of the {len(edges) - sum(edges)} other neighbours. Just past an edge, a wave "
-        f"takes {min(last):.1f} to {max(last):.1f} µs.\n"
+        f"takes {min(last):.1f} to {max(last):.1f} µs. `check`, which tries all tiles on the times "
+        f"alone, finds a {period.tile_words}: {period.sure_words}, explains {explained} of the "
+        "variation around the trend."
     )
 
 
@@ -127,10 +136,10 @@ def softmax_text(run: Run) -> str:
             rates.setdefault(point.provider, []).append(point.gb_per_s)
     ours = rates["triton.fused"]
     times = np.divide(ours, rates["torch.eager"])
-    return (
+    return fold(
         f"The fused softmax moves {min(ours):,.0f} to {max(ours):,.0f} GB/s, of "
         f"{run.info.device.memory_gb_per_s:,.0f}, and takes 1/{min(times):.0f} to "
-        f"1/{max(times):.0f} of the time of torch's separate operations (`torch.eager`).\n"
+        f"1/{max(times):.0f} of the time of torch's separate operations (`torch.eager`)."
     )
 
 
