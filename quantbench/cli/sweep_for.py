@@ -46,6 +46,9 @@ _MOST_MEMORY = 0.25
 # First compute capability for which torch has FlashAttention. Source: PyTorch, sdp_utils.cpp,
 # `check_flash_attention_hardware_support` (sm80 to sm121).
 _FIRST_FLASH = (8, 0)
+# From this compute capability on, cuDNN's attention is measured as well. On an H200 it takes as
+# long as FlashAttention 3 in the tables of serving engines, and torch's FlashAttention 2 longer.
+_FIRST_CUDNN = (9, 0)
 
 
 def spread(groups: Sequence[Sequence[_T]]) -> list[_T]:
@@ -117,10 +120,11 @@ def with_points(
         too_short = f"no point of --for {planner} fits into {options.budget_s} s"
         raise InputError("sweep", too_short, "a longer --budget")
     if options.providers == ("torch",):
-        fused = "torch.flash"
-        if (spec.compute_capability or _FIRST_FLASH) < _FIRST_FLASH:
-            fused = "torch.efficient"
-        options = replace(options, providers=("torch.mm", fused))
+        capability = spec.compute_capability or _FIRST_FLASH
+        providers = ["torch.mm", "torch.flash" if capability >= _FIRST_FLASH else "torch.efficient"]
+        if capability >= _FIRST_CUDNN:
+            providers.insert(1, "torch.cudnn")
+        options = replace(options, providers=tuple(providers))
     export = _export_words(planner, arguments, dtypes, spec)
     return replace(options, works=tuple(works), export=export)
 
