@@ -13,7 +13,6 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from importlib.metadata import metadata
 from io import StringIO
 from itertools import pairwise
 from pathlib import Path
@@ -23,16 +22,10 @@ from textwrap import fill as fill_lines
 import numpy as np
 
 from quantbench.analysis.check import check_run
-from quantbench.analysis.curves import Curve, curves_of, fit_curves, repeatability
-from quantbench.analysis.periods import find_periods
-from quantbench.analysis.staircase import TileCandidate
 from quantbench.analysis.summary import Point, points_of, rows_of
 from quantbench.cli.output import SafeConsole
-from quantbench.device import lookup
-from quantbench.device.spec import DeviceSpec
 from quantbench.errors import StoreError
-from quantbench.importers import aiconfigurator
-from quantbench.importers.runs import write_run
+from quantbench.launch import Tile
 from quantbench.quantization import cdiv, quantize
 from quantbench.report.canvas import CLIFF_COLOUR, figure
 from quantbench.report.content import PALETTE
@@ -41,184 +34,159 @@ from quantbench.report.sweep_result import ops_line, sizes_table
 from quantbench.report.terminal import drawn
 from quantbench.store.folder import Run, read_run
 from quantbench.store.run import RunInfo
-from quantbench.units import counted, percent
+from quantbench.units import counted
 from quantbench.workload import Gemm
-from tools.accuracy.scoring import FloatArray
 from tools.guide.markers import fill
 
 PAGE = Path("README.md")
-PICTURE = Path("docs/figures/a100-staircase.png")
-#: run whose result README shows as that of a sweep on a CPU
-CPU_RUN = Path("results/cpu-amd-epyc/2026-11-20T153933-hidden")
+PICTURE = Path("docs/figures/h200-staircase.png")
+_RUNS = Path("results/h200-sxm-141gb")
+#: run whose results README shows as those of a sweep
+HIDDEN_RUN = _RUNS / "2026-11-27T010823-hidden"
+# Run of our persistent kernel and of cuBLAS over n, and run of cuBLAS over m with `--refine`.
+_N_RUN = _RUNS / "2026-11-27T011007-n"
+_M_RUN = _RUNS / "2026-11-27T011056-m"
 BENCHMARK = "pytest --benchmark-only --benchmark-columns=median,iqr,rounds"
-EXPORT = f"quantbench profile export {CPU_RUN}"
+EXPORT = f"quantbench profile export {HIDDEN_RUN}"
 ADVISE = "quantbench advise --gpu a100-sxm4-80gb --model gpt2-xl --attention flash"
 # Beginnings of the lines of advice that README shows.
 _SHOWN_ADVICE = ("op ", "logits", "mlp_", "all of it", "wasted past", "Worth a change")
 # Beginnings of the lines of the benchmark's table that README shows.
 _SHOWN_BENCHMARKS = ("Name", "test_gemm[0-")
-# Number of the sweep's sizes that README shows.
-_SHOWN_ROWS = 3
+# Number of lines of the sweep's table that README shows.
+_SHOWN_LINES = 5
 
-_GPU = "a100-sxm4-80gb"
-_N = 4096
-_K = 4096
-# Sizes in m, from half a wave of large tiles up to the last closely spaced size in the table.
-_SHOWN_M = range(256, 4354)
+_KERNEL = "triton.persistent@128x128"
+_LIBRARY = "torch.mm"
+_TILE = Tile(128, 128)
+# Sizes that are multiples of this number have rows that are aligned to 128 bytes.
+_ALIGNED = 64
 # Width of the terminal in which commands run, in characters.
 _COLUMNS = 100
 
 
 @dataclass(frozen=True)
 class Staircase:
-    """Times over m of the A100's GEMMs with one n and k, and the tile that explains the steps.
+    """Measured times over n of two providers of one product, at aligned sizes.
 
-    info: run into which the table was imported.
-    rows: number of GEMMs in the whole table.
+    points: points of _KERNEL.
+    library: points of _LIBRARY.
     """
 
     info: RunInfo
-    curve: Curve
-    tile: TileCandidate
-    rows: int
-
-    @property
-    def spec(self) -> DeviceSpec:
-        return self.info.device
+    points: Sequence[Point]
+    library: Sequence[Point]
 
     @property
     def edge(self) -> tuple[Point, Point]:
-        """The two points, with m and m + 1 rows, between which the time grows most."""
-        pairs = pairwise(self.curve.points)
-        adjacent = [(a, b) for a, b in pairs if b.axes["m"] == a.axes["m"] + 1]
-        return max(adjacent, key=lambda pair: pair[1].latency_us / pair[0].latency_us)
+        """The two neighbours of _KERNEL between which the time grows most."""
+        return max(pairwise(self.points), key=lambda pair: pair[1].latency_us / pair[0].latency_us)
 
-    @property
-    def columns(self) -> int:
-        """Number of tile columns of the GEMM."""
-        return cdiv(_N, self.tile.block_n)
-
-    def busy_shares(self, sizes: Sequence[int]) -> FloatArray:
-        """Returns the share of the SMs' time in which they compute tiles, (sizes,), 0 to 1."""
-        tile = self.tile
-        found = [quantize(Gemm(m, _N, _K), tile.tile, tile.resident_blocks) for m in sizes]
-        return np.array([one.efficiency for one in found])
-
-    def num_waves(self, m: int) -> int:
-        return cdiv(cdiv(m, self.tile.block_m) * self.columns, self.tile.resident_blocks)
+    def waves(self, gemm: Gemm) -> int:
+        return quantize(gemm, _TILE, self.info.device.sm_count).num_waves
 
 
-def read_staircase() -> Staircase:
-    """Imports the table, and finds the tile that explains the steps of its times.
+def read_staircase(root: Path) -> Staircase:
+    """Reads the run over n.
 
-    Raises StoreError if no tile explains them.
+    root: folder of the checkout.
     """
-    with TemporaryDirectory() as folder:
-        (table,), _ = aiconfigurator.find_tables(_GPU, kinds=("gemm",))
-        rows = aiconfigurator.read_rows(table, dtypes=("bf16",))
-        spec = lookup(_GPU)
-        run = read_run(write_run(Path(folder), spec, aiconfigurator.origin_of(table), rows).folder)
-    points = points_of(run.records, run.info.device)
-    curves = curves_of(points, "m")
-    (period,) = find_periods(fit_curves(curves, repeatability(run.records)), run.info.device)
-    (curve,) = [one for one in curves if one.held == (("n", _N), ("k", _K))]
-    curve = replace(curve, points=tuple(p for p in curve.points if p.axes["m"] in _SHOWN_M))
-    if period.chosen is None:
-        raise StoreError("front page", run.info.source, "a table whose steps one tile explains")
-    return Staircase(run.info, curve, period.chosen, len(points))
+    run = read_run(root / _N_RUN)
+    aligned = [p for p in points_of(run.records, run.info.device) if p.axes["n"] % _ALIGNED == 0]
+    ours = [point for point in aligned if point.provider == _KERNEL]
+    library = [point for point in aligned if point.provider == _LIBRARY]
+    return Staircase(run.info, ours, library)
 
 
-def staircase_text(found: Staircase) -> str:
+def staircase_text(found: Staircase, root: Path) -> str:
     """Formats the description of the plot as Markdown."""
     before, after = found.edge
-    m = before.axes["m"]
-    tile = found.tile
-    at_a_time = tile.resident_blocks
-    rows = cdiv(m, tile.block_m)
-    rows_after = cdiv(m + 1, tile.block_m)
-    tiles = rows * found.columns
-    tiles_after = rows_after * found.columns
-    waves = found.num_waves(m + 1)
-    last = tiles_after - (waves - 1) * at_a_time
-    package, _, table = found.info.source.partition(": ")
-    licence = metadata(package.split()[0])["License-Expression"]
+    gemm = _gemm(before)
+    sm_count = found.info.device.sm_count
+    rows = cdiv(gemm.m, _TILE.block_m)
+    columns = cdiv(gemm.n, _TILE.block_n)
+    columns_after = cdiv(_gemm(after).n, _TILE.block_n)
+    tiles_after = rows * columns_after
+    waves = found.waves(gemm)
+    waves_after = found.waves(_gemm(after))
+    last = tiles_after - (waves_after - 1) * sm_count
     cause = (
-        f"One row more, m = {m + 1} instead of {m}, takes "
-        f"{after.latency_us / before.latency_us:.2f} times as long: the rate falls from "
-        f"{before.tflops:.0f} to {after.tflops:.0f} TFLOP/s. The steps of the whole table are "
-        f"those of {tile.block_m} × {tile.block_n} tiles, and the {found.spec.sm_count} SMs of the "
-        f"A100 compute {at_a_time} tiles at a time (a wave). At m = {m} there are {rows} × "
-        f"{found.columns} = {tiles} tiles: {counted(found.num_waves(m), 'wave')}. At m = {m + 1} "
-        f"there are {rows_after} × {found.columns} = {tiles_after}: {counted(waves, 'wave')}, and "
-        f"the last one has {counted(last, 'tile')} for {at_a_time} places. It takes as long as a "
-        "full wave."
+        f"Measured on an H200 with torch {found.info.software['torch']}, m = {gemm.m}, k = "
+        f"{gemm.k}: n = {_gemm(after).n} instead of {gemm.n} takes our persistent kernel "
+        f"{_times(before, after)} times as long, and the rate falls from {before.tflops:.0f} to "
+        f"{after.tflops:.0f} TFLOP/s. It computes "
+        f"tiles of {_TILE.block_m} × {_TILE.block_n}, {sm_count} at a time (a wave), one on each "
+        f"SM. At n = {gemm.n} there are {rows} × {columns} = {rows * columns} tiles: "
+        f"{counted(waves, 'wave')}. At n = {_gemm(after).n} there are {rows} × {columns_after} = "
+        f"{tiles_after}: {counted(waves_after, 'wave')}, and the last one has "
+        f"{counted(last, 'tile')} for {sm_count} places. It takes as long as a full wave."
     )
-    source = (
-        f"Imported data, not measured by us: {found.rows:,} bf16 products of {table}, in {package} "
-        f"({licence}), read with `quantbench import aiconfigurator --system a100_sxm --table gemm`."
+    cliffs = check_run(read_run(root / _M_RUN), rules=()).cliffs
+    cliff = max((c for c in cliffs if c.next == c.at + 1), key=lambda c: c.ratio)
+    library = (
+        f"A library that chooses among many tiles has cliffs elsewhere: with n = k = "
+        f"{_gemm(cliff.before).n}, m = {cliff.next} instead of {cliff.at} takes cuBLAS "
+        f"{cliff.ratio:.2f} times as long, because {cliff.cause.words}. `--refine` finds the row. "
+        "[More from this GPU](docs/evidence.md)."
     )
-    return "\n\n".join([fill_lines(cause, 118), fill_lines(source, 118)]) + "\n"
+    return "\n\n".join([fill_lines(cause, 118), fill_lines(library, 118)]) + "\n"
+
+
+def _gemm(point: Point) -> Gemm:
+    assert isinstance(point.workload, Gemm)
+    return point.workload
+
+
+def _times(before: Point, after: Point) -> str:
+    return f"{after.latency_us / before.latency_us:.2f}"
 
 
 def draw_staircase(found: Staircase, path: Path) -> None:
-    """Plots time and rate over m as a picture, and marks the largest edge.
+    """Plots time and rate over n as a picture, and marks the largest edge.
 
     Dashed lines show the time and rate that are computed from tiles and waves.
     """
-    sizes = found.curve.sizes
     before, after = found.edge
-    m = before.axes["m"]
-    measured_us = [point.latency_us for point in found.curve.points]
-    measured_rates = [point.tflops for point in found.curve.points]
-    full_rate = np.median(np.divide(measured_rates, found.busy_shares(sizes)))
-    computed_m = np.arange(sizes[0], sizes[-1] + 1)
-    rates = full_rate * found.busy_shares(computed_m.tolist())
-    times_us = 2.0 * computed_m * _N * _K / rates / 1e6
-    tile = found.tile
-    waves = f"waves of {tile.resident_blocks}, on {found.spec.sm_count} SMs"
-    computed = f"computed: {tile.block_m}x{tile.block_n} tiles in {waves}"
-    title = f"m × {_K} times {_K} × {_N} over m"
-    caption = picture_caption(found.info, found.curve.points)
+    first = _gemm(found.points[0])
+    waves = [found.waves(_gemm(point)) for point in found.points]
+    wave_us = float(np.median([p.latency_us / n for p, n in zip(found.points, waves, strict=True)]))
+    sizes = np.arange(first.n, _gemm(found.points[-1]).n + 1)
+    gemms = [replace(first, n=n) for n in sizes.tolist()]
+    times_us = wave_us * np.array([found.waves(gemm) for gemm in gemms])
+    rates = np.array([gemm.flops for gemm in gemms]) / times_us / 1e6
+    edge_n = [_gemm(before).n, _gemm(after).n]
+    title = f"{first.m} × {first.k} times {first.k} × n over n"
+    caption = picture_caption(found.info, found.points)
     with figure(path, (8.2, 6.2), 2, title=title, caption=caption, sharex=True) as panels:
-        for panel, measured, line, unit in (
-            (panels[0][0], measured_us, times_us, "time, µs"),
-            (panels[1][0], measured_rates, rates, "TFLOP/s"),
+        for (panel,), computed, name, unit in (
+            (panels[0], times_us, "latency_us", "time, µs"),
+            (panels[1], rates, "tflops", "TFLOP/s"),
         ):
-            panel.plot(computed_m, line, "--", color="0.4", linewidth=1.0, label=computed)
-            panel.plot(
-                sizes,
-                measured,
-                "o-",
-                color=PALETTE[0],
-                markersize=4,
-                linewidth=1.2,
-                label="measured (imported table)",
-            )
-            edge = slice(sizes.index(m), sizes.index(m) + 2)
-            panel.plot(
-                sizes[edge], measured[edge], "-", color=CLIFF_COLOUR, linewidth=2.4, zorder=4
-            )
-            panel.set_ylim(bottom=0)
+            label = f"computed: waves of {found.info.device.sm_count} tiles, {wave_us:.1f} µs each"
+            panel.plot(sizes, computed, "--", color="0.4", linewidth=1.0, label=label)
+            for points, colour in ((found.points, PALETTE[0]), (found.library, PALETTE[1])):
+                panel.plot(
+                    [_gemm(point).n for point in points],
+                    [getattr(point, name) for point in points],
+                    "o-",
+                    color=colour,
+                    markersize=3,
+                    linewidth=1.0,
+                    label=f"measured: {points[0].provider}",
+                )
+            ends = [getattr(point, name) for point in (before, after)]
+            panel.plot(edge_n, ends, "-", color=CLIFF_COLOUR, linewidth=2.4, zorder=4)
             panel.set_ylabel(unit)
-        slower = after.latency_us / before.latency_us
-        waves = counted(found.num_waves(m), "wave")
-        waves_after = counted(found.num_waves(m + 1), "wave")
-        style = {"textcoords": "offset points", "fontsize": 9, "color": CLIFF_COLOUR}
+        panels[0][0].set_ylim(bottom=0)
         panels[0][0].annotate(
-            f"m = {m} → {m + 1}: {slower:.2f} times the time,\n{waves} → {waves_after} of tiles",
-            (m + 1, after.latency_us),
-            xytext=(10, -26),
-            va="top",
-            **style,
+            f"n = {edge_n[0]} → {edge_n[1]}: {_times(before, after)} times the time",
+            (edge_n[1], after.latency_us),
+            xytext=(10, -28),
+            textcoords="offset points",
+            fontsize=9,
+            color=CLIFF_COLOUR,
         )
-        panels[1][0].annotate(
-            f"−{percent(1 - after.tflops / before.tflops)}",
-            (m + 1, after.tflops),
-            xytext=(6, -4),
-            fontweight="bold",
-            **style,
-        )
-        panels[1][0].set_xlabel("m (rows of the product; tokens of a layer)")
+        panels[1][0].set_xlabel("n (columns of the product); sizes that are multiples of 64")
 
 
 def printed(command: str, folder: Path) -> list[str]:
@@ -268,19 +236,19 @@ def benchmark_text(root: Path) -> str:
 
 
 def sweep_text(run: Run) -> str:
-    """Returns the last rows of a stored sweep's table of results as a Markdown block."""
+    """Returns the first rows of a stored sweep's table of results as a Markdown block."""
     rows = rows_of(points_of(run.records, run.info.device))
     shown_text = StringIO()
     SafeConsole(width=120, file=shown_text).print(
         drawn(sizes_table(rows, check_run(run, rules=())), narrowest=20)
     )
     head, *lines = [line.rstrip() for line in shown_text.getvalue().splitlines()]
-    shown = [ops_line(rows), head, "…", *lines[-_SHOWN_ROWS:]]
+    shown = [ops_line(rows), head, *lines[:_SHOWN_LINES], "…"]
     return _block("quantbench sweep --dim hidden", shown)
 
 
 def export_text(root: Path) -> str:
-    """Exports CPU_RUN, and returns what the command prints as a Markdown block.
+    """Exports HIDDEN_RUN, and returns what the command prints as a Markdown block.
 
     root: folder of the checkout.
     """
@@ -300,12 +268,12 @@ def write_front(root: Path) -> list[Path]:
 
     root: folder of the checkout.
     """
-    found = read_staircase()
+    found = read_staircase(root)
     values = {
         "benchmark": benchmark_text(root),
-        "sweep": sweep_text(read_run(root / CPU_RUN)),
+        "sweep": sweep_text(read_run(root / HIDDEN_RUN)),
         "export": export_text(root),
-        "staircase": staircase_text(found),
+        "staircase": staircase_text(found, root),
         "advise": advise_text(),
     }
     draw_staircase(found, root / PICTURE)

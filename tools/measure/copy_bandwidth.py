@@ -36,9 +36,7 @@ def main() -> None:
     figures = {
         "device": spec.name,
         "bytes_moved": moved,
-        "latency_us": time_us,
         "gb_per_s": moved / time_us / 1e3,
-        "relative_half_width": measured.stated.relative_half_width,
         "samples_us": list(measured.samples_us),
     }
     write_json(out, figures)

@@ -19,14 +19,12 @@ from quantbench.errors import InputError
 from quantbench.files import read_json
 from quantbench.latency.gemm.model import GemmModel
 from quantbench.store.folder import Run, read_run
-from quantbench.units import latency, percent
+from quantbench.units import percent
 from quantbench.workload import Gemm
 from tools.accuracy.scoring import FloatArray
 
 Table = dict[str, Any]
-# Differences between timers are in percent for kernels from this time on, and in microseconds for
-# shorter ones.
-_SHORT_US = 20.0
+_LEAST_US = 20.0
 _OURS = "quantbench"
 #: seconds for which mamf-finder warms up the GPU before its first shape (stas00/ml-engineering,
 #: mamf-finder.py: `warmup` of 30 s)
@@ -38,22 +36,25 @@ _TIMES_CHEAPER = 5.0
 
 
 def timer_lines(table: Table) -> list[str]:
-    """Formats the medians as a Markdown table, one row per kernel and one column per method.
+    """Lists how our timer differs from each other method, and its spread over repeats.
 
-    Below it, a list states how our timer differs from each other method, and its spread over
-    repeats.
+    Kernels under _LEAST_US are left out, because events and graphs differ there by launch overhead.
     """
     rows = table["rows"]
-    methods = _methods(rows, "medians_us")
-    lines = ["| kernel | " + " | ".join(methods) + " |", "|---|" + "---:|" * len(methods)]
-    for row in rows:
-        cells = [_median_text(row["medians_us"].get(name)) for name in methods]
-        lines.append(f"| {row['workload']} | " + " | ".join(cells) + " |")
-    note = "Medians of one repeat's median each; `–` where a method gave no figure."
-    lines += ["", note, ""]
-    for ours in methods:
-        if ours.startswith(_OURS):
-            lines += [f"- {ours}: {sentence}" for sentence in _agreement(rows, ours, methods)]
+    lines = []
+    for other in _methods(rows, "medians_us"):
+        differences = []
+        for row in rows:
+            medians_us = row["medians_us"]
+            ours_us = np.median(medians_us.get(_OURS) or np.nan)
+            other_us = np.median(medians_us.get(other) or np.nan)
+            if other != _OURS and min(ours_us, other_us) >= _LEAST_US:
+                differences.append(abs(ours_us / other_us - 1))
+        if differences:
+            lines.append(f"- differs from {other} by {_most_and_median(differences)}")
+    spreads = _spreads(rows, _OURS)
+    if spreads:
+        lines.append(f"- repeats spread by {_most_and_median(spreads)}")
     return lines
 
 
@@ -63,36 +64,6 @@ def _methods(rows: Sequence[Table], column: str) -> list[str]:
     column: medians_us or wall_s.
     """
     return list(dict.fromkeys(chain.from_iterable(row[column] for row in rows)))
-
-
-def _agreement(rows: Sequence[Table], ours: str, methods: Sequence[str]) -> list[str]:
-    sentences = []
-    for other in methods:
-        if other.startswith(_OURS):
-            continue
-        long = []
-        short_us = []
-        for row in rows:
-            medians_us = row["medians_us"]
-            if not medians_us.get(ours) or not medians_us.get(other):
-                continue
-            our_us = float(np.median(medians_us[ours]))
-            other_us = float(np.median(medians_us[other]))
-            if other_us >= _SHORT_US:
-                long.append(abs(our_us / other_us - 1))
-            else:
-                short_us.append(abs(our_us - other_us))
-        parts = []
-        if long:
-            parts.append(f"{_most_and_median(long)} from {_SHORT_US:g} µs on")
-        if short_us:
-            parts.append(f"at most {max(short_us):.2f} µs below")
-        if parts:
-            sentences.append(f"differs from {other} by {', '.join(parts)}")
-    spreads = _spreads(rows, ours)
-    if spreads:
-        sentences.append(f"repeats spread by {_most_and_median(spreads)}")
-    return sentences
 
 
 def _most_and_median(shares: Sequence[float]) -> str:
@@ -154,10 +125,6 @@ def _spreads(rows: Sequence[Table], method: str) -> list[float]:
         if len(repeats_us) > 1:
             spreads.append(max(repeats_us) / min(repeats_us) - 1)
     return spreads
-
-
-def _median_text(medians_us: Sequence[float] | None) -> str:
-    return latency(float(np.median(medians_us))) if medians_us else "–"
 
 
 #: number of products to which a model is fitted
