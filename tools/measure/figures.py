@@ -48,7 +48,7 @@ def timer_lines(table: Table) -> list[str]:
             medians_us = row["medians_us"]
             ours_us = np.median(medians_us.get(_OURS) or np.nan)
             other_us = np.median(medians_us.get(other) or np.nan)
-            if other != _OURS and min(ours_us, other_us) >= _LEAST_US:
+            if other != _OURS and ours_us >= _LEAST_US and other_us >= _LEAST_US:
                 differences.append(abs(ours_us / other_us - 1))
         if differences:
             lines.append(f"- differs from {other} by {_most_and_median(differences)}")
