@@ -21,8 +21,8 @@ from quantbench.stats import (
 #: Step of NVIDIA's SM clocks, in MHz: `nvidia-smi --query-supported-clocks=graphics` lists the
 #: clocks of an H200 15 MHz apart.
 CLOCK_STEP_MHZ = 15.0
-# Unknown part of the clock that the power limit takes: 0.95 of the intervals of 60 products on an
-# H200 covered the difference between two visits (`python -m tools.measure.figures`).
+# Unknown part of the clock that the power limit takes. With it, 95 % of the differences between two
+# visits of 60 products on an H200 are within the intervals (docs/evidence.md).
 _UNSURE_SHARE = 0.1
 
 

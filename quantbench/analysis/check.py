@@ -84,9 +84,9 @@ class RunCheck:
     def explain(self, bad: BadSize) -> Cause:
         """Returns the reason why a bad size has a lower rate than the better size nearby.
 
-        The cause of a cliff to the bad size itself is returned, else that of the largest cliff
-        between the two sizes. If there is no cliff, or
-        if its cause is an edge of an assumed tile, `explain.cause_of_loss` determines the cause.
+        The cause is that of a cliff to the bad size itself, else of the largest cliff between the
+        two sizes. If there is no cliff, or if its cause is an edge of an assumed tile,
+        `explain.cause_of_loss` determines the cause.
         """
         slow = bad.culprit
         better = bad.culprit_at_better

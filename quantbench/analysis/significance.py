@@ -63,9 +63,8 @@ def rank_test(a_us: Sequence[float], b_us: Sequence[float], tolerance: float) ->
     ratio, low, high = _ratio_interval(a, b)
     if low is None or high is None:
         return RatioTest(ratio, None, None, 1.0)
-    margin = 1 + tolerance
-    slower = _p_greater(b, a * margin)
-    faster = _p_greater(a, b * margin)
+    slower = _p_greater(b, a * (1 + tolerance))
+    faster = _p_greater(a, b * (1 + tolerance))
     p = min(1.0, 2 * min(slower, faster))
     return RatioTest(ratio, low, high, p)
 
