@@ -4,16 +4,19 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from commands import ROOT, run
 
+from quantbench.analysis.check import check_run
 from quantbench.device.wheels import TABLE
 from quantbench.errors import StoreError
 from quantbench.store.folder import read_run
 from tools.guide.front import (
     BENCHMARK,
-    HIDDEN_RUN,
+    CUBLAS_RUN,
     PICTURE,
+    SWEEP_RUN,
     advise_text,
     draw_staircase,
     export_text,
@@ -102,7 +105,7 @@ def place(name: str) -> str:
     ("name", "write"),
     [
         ("advise", advise_text),
-        ("sweep", lambda: sweep_text(read_run(ROOT / HIDDEN_RUN))),
+        ("sweep", lambda: sweep_text(read_run(ROOT / SWEEP_RUN))),
         ("export", lambda: export_text(ROOT)),
     ],
 )
@@ -130,11 +133,16 @@ def test_a_command_that_fails_is_no_sample() -> None:
 
 
 @pytest.mark.slow
-def test_the_staircase_is_what_the_run_says(tmp_path: Path) -> None:
+def test_the_staircase_is_what_the_runs_say(tmp_path: Path) -> None:
     found = read_staircase(ROOT)
-    assert place("staircase") == staircase_text(found, ROOT), "run: python -m tools.guide.front"
+    text = staircase_text(found, check_run(read_run(ROOT / CUBLAS_RUN), rules=()))
+    assert place("staircase") == text, "run: python -m tools.guide.front"
     draw_staircase(found, tmp_path / "a.png")
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    rises = np.diff(found.triton.log_time)
+    added = np.diff([found.waves(n).num_waves for n in found.triton.sizes]) > 0
+    assert rises[added].min() > rises[~added].max()
+    assert found.waves(found.edge[0].axes["n"]).efficiency == 1.0
 
 
 def test_the_first_picture_is_the_staircase() -> None:
@@ -148,5 +156,5 @@ def test_the_first_screen_has_installation_commands_and_the_picture() -> None:
     lines = [next(i for i, line in enumerate(screen) if line.startswith(w)) for w in wanted]
     assert lines == sorted(lines)
     first = "\n".join(README.splitlines()[:75])
-    assert "We have measured an H200" in first
+    assert "One GPU has been measured by us, an H200" in first
     assert "Apache License" in first

@@ -1,7 +1,6 @@
 """Fills README.md with a plot of a measured staircase, its explanation, and output of commands.
 
-A staircase is a curve of GEMM times over m that jumps at tile and wave edges. `write_front` is the
-entry point.
+A staircase is a curve of GEMM times over n that jumps at wave edges.
 """
 
 from __future__ import annotations
@@ -10,23 +9,25 @@ import os
 import pty
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from io import StringIO
 from itertools import pairwise
+from operator import attrgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from textwrap import fill as fill_lines
 
 import numpy as np
 
-from quantbench.analysis.check import check_run
+from quantbench.analysis.blocks import TileInUse
+from quantbench.analysis.check import RunCheck, check_run
+from quantbench.analysis.curves import Curve
 from quantbench.analysis.summary import Point, points_of, rows_of
 from quantbench.cli.output import SafeConsole
 from quantbench.errors import StoreError
-from quantbench.launch import Tile
-from quantbench.quantization import cdiv, quantize
+from quantbench.quantization import Quantization, quantize
 from quantbench.report.canvas import CLIFF_COLOUR, figure
 from quantbench.report.content import PALETTE
 from quantbench.report.source import picture_caption
@@ -34,159 +35,162 @@ from quantbench.report.sweep_result import ops_line, sizes_table
 from quantbench.report.terminal import drawn
 from quantbench.store.folder import Run, read_run
 from quantbench.store.run import RunInfo
-from quantbench.units import counted
+from quantbench.units import latency, percent
 from quantbench.workload import Gemm
+from tools.accuracy.scoring import FloatArray
 from tools.guide.markers import fill
 
 PAGE = Path("README.md")
 PICTURE = Path("docs/figures/h200-staircase.png")
 _RUNS = Path("results/h200-sxm-141gb")
-#: run whose results README shows as those of a sweep
-HIDDEN_RUN = _RUNS / "2026-11-27T010823-hidden"
-# Run of our persistent kernel and of cuBLAS over n, and run of cuBLAS over m with `--refine`.
-_N_RUN = _RUNS / "2026-11-27T011007-n"
-_M_RUN = _RUNS / "2026-11-27T011056-m"
+#: run whose result README shows as that of a sweep
+SWEEP_RUN = _RUNS / "2026-11-27T010823-hidden"
+#: run over n of the picture, and run over m of cuBLAS with --refine
+WAVES_RUN = _RUNS / "2026-11-27T011007-n"
+CUBLAS_RUN = _RUNS / "2026-11-27T011056-m"
 BENCHMARK = "pytest --benchmark-only --benchmark-columns=median,iqr,rounds"
-EXPORT = f"quantbench profile export {HIDDEN_RUN}"
+EXPORT = f"quantbench profile export {SWEEP_RUN}"
 ADVISE = "quantbench advise --gpu a100-sxm4-80gb --model gpt2-xl --attention flash"
 # Beginnings of the lines of advice that README shows.
 _SHOWN_ADVICE = ("op ", "logits", "mlp_", "all of it", "wasted past", "Worth a change")
 # Beginnings of the lines of the benchmark's table that README shows.
 _SHOWN_BENCHMARKS = ("Name", "test_gemm[0-")
-# Number of lines of the sweep's table that README shows.
-_SHOWN_LINES = 5
-
-_KERNEL = "triton.persistent@128x128"
-_LIBRARY = "torch.mm"
-_TILE = Tile(128, 128)
-# Sizes that are multiples of this number have rows that are aligned to 128 bytes.
-_ALIGNED = 64
+# Sizes of the sweep that README shows: the last two before a fall of the rate, and the next.
+_SHOWN_HIDDEN = (4160, 4224, 4288)
+# Rows of so many bf16 numbers begin at multiples of 128 bytes.
+_MULTIPLE = 64
 # Width of the terminal in which commands run, in characters.
 _COLUMNS = 100
 
 
 @dataclass(frozen=True)
 class Staircase:
-    """Measured times over n of two providers of one product, at aligned sizes.
+    """Times over n of a Triton kernel, whose tile is fixed, and of cuBLAS.
 
-    points: points of _KERNEL.
-    library: points of _LIBRARY.
+    info: run that measured both.
+    tile: tile of the Triton kernel.
     """
 
     info: RunInfo
-    points: Sequence[Point]
-    library: Sequence[Point]
+    triton: Curve
+    cublas: Curve
+    tile: TileInUse
 
     @property
     def edge(self) -> tuple[Point, Point]:
-        """The two neighbours of _KERNEL between which the time grows most."""
-        return max(pairwise(self.points), key=lambda pair: pair[1].latency_us / pair[0].latency_us)
+        """The Triton kernel's two neighbouring points of which the first has the fullest waves."""
+        steps = pairwise(self.triton.points)
+        return max(steps, key=lambda step: self.waves(step[0].axes["n"]).efficiency)
 
-    def waves(self, gemm: Gemm) -> int:
-        return quantize(gemm, _TILE, self.info.device.sm_count).num_waves
+    def waves(self, n: int) -> Quantization:
+        """Returns the tiles and waves of the Triton kernel."""
+        held = self.info.options["held"]
+        return quantize(Gemm(held["m"], n, held["k"]), self.tile.tile, self.tile.resident_blocks)
+
+    def busy_shares(self, sizes: Iterable[int]) -> FloatArray:
+        """Returns the share of the SMs' time in which they compute tiles, (sizes,), 0 to 1."""
+        return np.array([self.waves(n).efficiency for n in sizes])
 
 
 def read_staircase(root: Path) -> Staircase:
-    """Reads the run over n.
+    """Reads WAVES_RUN.
 
     root: folder of the checkout.
     """
-    run = read_run(root / _N_RUN)
-    aligned = [p for p in points_of(run.records, run.info.device) if p.axes["n"] % _ALIGNED == 0]
-    ours = [point for point in aligned if point.provider == _KERNEL]
-    library = [point for point in aligned if point.provider == _LIBRARY]
-    return Staircase(run.info, ours, library)
+    run = read_run(root / WAVES_RUN)
+    points = points_of(run.records, run.info.device)
+    aligned = [point for point in points if point.axes["n"] % _MULTIPLE == 0]
+    check = check_run(run, rules=(), points=aligned)
+    cublas, triton = check.curves["n"]
+    tile = check.tile_of(triton.points[0])
+    assert tile is not None
+    return Staircase(run.info, triton, cublas, tile)
 
 
-def staircase_text(found: Staircase, root: Path) -> str:
-    """Formats the description of the plot as Markdown."""
+def staircase_text(found: Staircase, library: RunCheck) -> str:
+    """Formats the description of the plot as Markdown.
+
+    library: check of CUBLAS_RUN.
+    """
     before, after = found.edge
-    gemm = _gemm(before)
-    sm_count = found.info.device.sm_count
-    rows = cdiv(gemm.m, _TILE.block_m)
-    columns = cdiv(gemm.n, _TILE.block_n)
-    columns_after = cdiv(_gemm(after).n, _TILE.block_n)
-    tiles_after = rows * columns_after
-    waves = found.waves(gemm)
-    waves_after = found.waves(_gemm(after))
-    last = tiles_after - (waves_after - 1) * sm_count
-    cause = (
-        f"Measured on an H200 with torch {found.info.software['torch']}, m = {gemm.m}, k = "
-        f"{gemm.k}: n = {_gemm(after).n} instead of {gemm.n} takes our persistent kernel "
-        f"{_times(before, after)} times as long, and the rate falls from {before.tflops:.0f} to "
-        f"{after.tflops:.0f} TFLOP/s. It computes "
-        f"tiles of {_TILE.block_m} × {_TILE.block_n}, {sm_count} at a time (a wave), one on each "
-        f"SM. At n = {gemm.n} there are {rows} × {columns} = {rows * columns} tiles: "
-        f"{counted(waves, 'wave')}. At n = {_gemm(after).n} there are {rows} × {columns_after} = "
-        f"{tiles_after}: {counted(waves_after, 'wave')}, and the last one has "
-        f"{counted(last, 'tile')} for {sm_count} places. It takes as long as a full wave."
+    full = found.waves(before.axes["n"])
+    over = found.waves(after.axes["n"])
+    growths: dict[bool, list[float]] = {True: [], False: []}
+    for a, b in pairwise(found.triton.points):
+        added = found.waves(b.axes["n"]).num_waves > found.waves(a.axes["n"]).num_waves
+        growths[added].append(b.latency_us / a.latency_us - 1)
+    waves = (
+        f"The Triton kernel (blue) computes tiles of {found.tile.tile.block_m} × "
+        f"{found.tile.tile.block_n}, and the {found.info.device.sm_count} SMs of the H200 compute "
+        f"{full.resident_blocks} tiles at a time (a wave). At n = {before.axes['n']} there are "
+        f"{full.num_tiles} tiles, {full.num_waves} full waves: {latency(before.latency_us)}, "
+        f"{before.tflops:.0f} TFLOP/s. At n = {after.axes['n']} there are {over.num_tiles}: "
+        f"{over.num_waves} waves, and the last one has {over.last_wave_tiles} tiles for "
+        f"{over.resident_blocks} places. It takes {after.latency_us / before.latency_us:.2f} times "
+        f"as long: {latency(after.latency_us)}, {after.tflops:.0f} TFLOP/s. From each n to the "
+        f"next, the time grows by {percent(min(growths[True]))} to {percent(max(growths[True]))} "
+        f"where a wave is added, and by at most {percent(max(growths[False]))} elsewhere."
     )
-    cliffs = check_run(read_run(root / _M_RUN), rules=()).cliffs
-    cliff = max((c for c in cliffs if c.next == c.at + 1), key=lambda c: c.ratio)
-    library = (
-        f"A library that chooses among many tiles has cliffs elsewhere: with n = k = "
-        f"{_gemm(cliff.before).n}, m = {cliff.next} instead of {cliff.at} takes cuBLAS "
-        f"{cliff.ratio:.2f} times as long, because {cliff.cause.words}. `--refine` finds the row. "
-        "[More from this GPU](docs/evidence.md)."
+    cliff = library.cliffs[0]
+    size = cliff.before.workload
+    assert isinstance(size, Gemm)
+    cublas = (
+        f"cuBLAS (`torch.mm`) changes its kernel with the size. With n = {size.n} and k = "
+        f"{size.k}, m = {cliff.next} instead of {cliff.at} takes {cliff.ratio:.2f} times as long: "
+        f"{cliff.cause.words}. `--refine` found this row."
     )
-    return "\n\n".join([fill_lines(cause, 118), fill_lines(library, 118)]) + "\n"
-
-
-def _gemm(point: Point) -> Gemm:
-    assert isinstance(point.workload, Gemm)
-    return point.workload
-
-
-def _times(before: Point, after: Point) -> str:
-    return f"{after.latency_us / before.latency_us:.2f}"
+    source = (
+        f"Measured by us: `{WAVES_RUN}` (left out are n that are no multiple of {_MULTIPLE}: their "
+        f"rows are aligned to 16 bytes, not 128) and `{CUBLAS_RUN}`."
+    )
+    return "\n\n".join([fill_lines(text, 118) for text in (waves, cublas, source)]) + "\n"
 
 
 def draw_staircase(found: Staircase, path: Path) -> None:
-    """Plots time and rate over n as a picture, and marks the largest edge.
+    """Plots time and rate over n as a picture, and marks one wave edge.
 
     Dashed lines show the time and rate that are computed from tiles and waves.
     """
+    sizes = found.triton.sizes
     before, after = found.edge
-    first = _gemm(found.points[0])
-    waves = [found.waves(_gemm(point)) for point in found.points]
-    wave_us = float(np.median([p.latency_us / n for p, n in zip(found.points, waves, strict=True)]))
-    sizes = np.arange(first.n, _gemm(found.points[-1]).n + 1)
-    gemms = [replace(first, n=n) for n in sizes.tolist()]
-    times_us = wave_us * np.array([found.waves(gemm) for gemm in gemms])
-    rates = np.array([gemm.flops for gemm in gemms]) / times_us / 1e6
-    edge_n = [_gemm(before).n, _gemm(after).n]
-    title = f"{first.m} × {first.k} times {first.k} × n over n"
-    caption = picture_caption(found.info, found.points)
+    edge = (before.axes["n"], after.axes["n"])
+    rates = [point.tflops for point in found.triton.points]
+    full_rate = np.median(np.divide(rates, found.busy_shares(sizes)))
+    computed_n = np.arange(sizes[0], sizes[-1] + 1)
+    computed_rates = full_rate * found.busy_shares(computed_n.tolist())
+    times_us = before.workload.flops / edge[0] * computed_n / computed_rates / 1e6
+    computed = f"computed from waves, at the median rate: {found.tile.words}"
+    title = "GEMM over n, m = {m}, k = {k}".format_map(found.info.options["held"])
+    caption = picture_caption(found.info, found.triton.points)
     with figure(path, (8.2, 6.2), 2, title=title, caption=caption, sharex=True) as panels:
-        for (panel,), computed, name, unit in (
-            (panels[0], times_us, "latency_us", "time, µs"),
-            (panels[1], rates, "tflops", "TFLOP/s"),
+        for panel, name, line, lowest, unit in (
+            (panels[0][0], "latency_us", times_us, 0, "time, µs"),
+            (panels[1][0], "tflops", computed_rates, 550, "TFLOP/s (axis from 550)"),
         ):
-            label = f"computed: waves of {found.info.device.sm_count} tiles, {wave_us:.1f} µs each"
-            panel.plot(sizes, computed, "--", color="0.4", linewidth=1.0, label=label)
-            for points, colour in ((found.points, PALETTE[0]), (found.library, PALETTE[1])):
+            value = attrgetter(name)
+            panel.plot(computed_n, line, "--", color="0.3", linewidth=1.0, label=computed, zorder=3)
+            for curve, colour in ((found.triton, PALETTE[0]), (found.cublas, PALETTE[1])):
                 panel.plot(
-                    [_gemm(point).n for point in points],
-                    [getattr(point, name) for point in points],
-                    "o-",
+                    curve.sizes,
+                    list(map(value, curve.points)),
+                    ".-",
                     color=colour,
-                    markersize=3,
-                    linewidth=1.0,
-                    label=f"measured: {points[0].provider}",
+                    linewidth=1.2,
+                    label=f"measured: {curve.provider}",
                 )
-            ends = [getattr(point, name) for point in (before, after)]
-            panel.plot(edge_n, ends, "-", color=CLIFF_COLOUR, linewidth=2.4, zorder=4)
+            panel.plot(edge, (value(before), value(after)), color=CLIFF_COLOUR, linewidth=2.4)
+            panel.set_ylim(bottom=lowest)
             panel.set_ylabel(unit)
-        panels[0][0].set_ylim(bottom=0)
         panels[0][0].annotate(
-            f"n = {edge_n[0]} → {edge_n[1]}: {_times(before, after)} times the time",
-            (edge_n[1], after.latency_us),
-            xytext=(10, -28),
+            f"n = {edge[0]} → {edge[1]}: {after.latency_us / before.latency_us:.2f} times the "
+            f"time,\n{found.waves(edge[0]).num_waves} → {found.waves(edge[1]).num_waves} waves",
+            (edge[1], after.latency_us),
+            xytext=(10, -36),
             textcoords="offset points",
             fontsize=9,
             color=CLIFF_COLOUR,
         )
-        panels[1][0].set_xlabel("n (columns of the product); sizes that are multiples of 64")
+        panels[1][0].set_xlabel("n (columns of the product)")
 
 
 def printed(command: str, folder: Path) -> list[str]:
@@ -236,19 +240,19 @@ def benchmark_text(root: Path) -> str:
 
 
 def sweep_text(run: Run) -> str:
-    """Returns the first rows of a stored sweep's table of results as a Markdown block."""
+    """Returns a few rows of a stored sweep's table of results as a Markdown block."""
     rows = rows_of(points_of(run.records, run.info.device))
+    rows = tuple(row for row in rows if row.axes["hidden"] in _SHOWN_HIDDEN)
     shown_text = StringIO()
-    SafeConsole(width=120, file=shown_text).print(
+    SafeConsole(width=_COLUMNS, file=shown_text).print(
         drawn(sizes_table(rows, check_run(run, rules=())), narrowest=20)
     )
     head, *lines = [line.rstrip() for line in shown_text.getvalue().splitlines()]
-    shown = [ops_line(rows), head, *lines[:_SHOWN_LINES], "…"]
-    return _block("quantbench sweep --dim hidden", shown)
+    return _block("quantbench sweep --dim hidden", [ops_line(rows), head, "…", *lines, "…"])
 
 
 def export_text(root: Path) -> str:
-    """Exports HIDDEN_RUN, and returns what the command prints as a Markdown block.
+    """Exports SWEEP_RUN, and returns what the command prints as a Markdown block.
 
     root: folder of the checkout.
     """
@@ -271,9 +275,9 @@ def write_front(root: Path) -> list[Path]:
     found = read_staircase(root)
     values = {
         "benchmark": benchmark_text(root),
-        "sweep": sweep_text(read_run(root / HIDDEN_RUN)),
+        "sweep": sweep_text(read_run(root / SWEEP_RUN)),
         "export": export_text(root),
-        "staircase": staircase_text(found, root),
+        "staircase": staircase_text(found, check_run(read_run(root / CUBLAS_RUN), rules=())),
         "advise": advise_text(),
     }
     draw_staircase(found, root / PICTURE)
