@@ -32,7 +32,7 @@ from quantbench.importers import aiconfigurator as importer
 from quantbench.profile import Profile
 from quantbench.profile.exporters import export_profile
 from quantbench.profile.exporters.aiconfigurator_modelled import AT_CLIFF
-from quantbench.profile.exporters.options import ExportOptions
+from quantbench.profile.exporters.options import Exported, ExportOptions, of_provider
 from quantbench.store.folder import read_run
 
 pytest.importorskip("yaml", reason="needs PyYAML, which comes with quantbench[tables]")
@@ -356,6 +356,17 @@ def test_one_provider_and_layout_is_taken_and_the_rest_counted(tmp_path: Path) -
         profile, "aiconfigurator", tmp_path / "b", ExportOptions(provider="torch.matmul")
     )
     assert other.rows == made.rows
+
+
+def test_attention_is_that_of_the_provider_that_is_fastest_most_often() -> None:
+    runs = Path(__file__).parents[2] / "results" / "h200-sxm-141gb"
+    profile = Profile.from_runs([read_run(runs / "2026-11-27T011207-heads-tp")], fit=False)
+    table = profile.tables["attention"]
+    assert table.most_frequent("provider") == "torch.efficient"  # it takes every head_dim
+    out = Exported()
+    chosen = of_provider(table, "", out)
+    assert set(chosen["provider"].tolist()) == {"torch.cudnn"}
+    assert out.notes[0].startswith("attention: the figures are torch.cudnn's; there are others by")
 
 
 def test_the_same_profile_gives_the_same_bytes(known: Path, tmp_path: Path) -> None:

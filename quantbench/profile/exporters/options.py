@@ -10,6 +10,7 @@ import io
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import mode
 from typing import Any
 
 import numpy as np
@@ -156,8 +157,9 @@ def linear_layers(table: Table, options: ExportOptions, out: Exported, library: 
         out.notes.append(
             f"products are of layout {layout}, where consumers mean linear layers (nt)"
         )
-    of_layout = table["layout"] == layout
-    table = keep(table, of_layout, f"a product of another layout than {layout}", out)
+    table = keep(
+        table, table["layout"] == layout, f"a product of another layout than {layout}", out
+    )
     return of_provider(table, options.provider, out, library)
 
 
@@ -167,8 +169,9 @@ def forward_attention(profile: Profile, options: ExportOptions, out: Exported) -
     Omitted rows are counted in `out`.
     """
     table = profile.tables["attention"]
-    forward = table["direction"] == "forward"
-    table = keep(table, forward, "a backward pass: no place for it there", out)
+    table = keep(
+        table, table["direction"] == "forward", "a backward pass: no place for it there", out
+    )
     return _of_dtype(table, options, out)
 
 
@@ -197,30 +200,35 @@ def _of_dtype(table: Table, options: ExportOptions, out: Exported) -> Table:
     """Returns the rows of options.dtype, or all rows if it is "". `out` counts omitted rows."""
     if not options.dtype:
         return table
-    of_dtype = table["dtype"] == options.dtype
-    return keep(table, of_dtype, f"another dtype than {options.dtype}", out)
+    return keep(table, table["dtype"] == options.dtype, f"another dtype than {options.dtype}", out)
 
 
 def of_provider(table: Table, provider: str, out: Exported, library: str = "") -> Table:
     """Returns the rows of one provider. Omitted rows are counted in `out`.
 
     provider: preferred provider. Without rows by it, the library's most frequent provider is used,
-        or else the table's.
+        or else the table's. For attention, it is the one that is fastest for the most workloads,
+        because engines run the fastest kernel.
     library: library for the case that `provider` has no rows; "" for none.
     """
     if not len(table):
         return table
     names = sorted(set(table["provider"].tolist()))
     # `provider` may name a provider of GEMMs that has no attention rows.
-    wanted: str | None = provider
     if provider not in names:
-        usual = table.most_frequent("provider", table.by_library(library))
-        wanted = usual or table.most_frequent("provider")
-    others = ", ".join(name for name in names if name != wanted)
-    if others:
-        out.notes.append(f"{table.kind}: the figures are {wanted}'s; there are others by {others}")
-    of_wanted = table["provider"] == wanted
-    return keep(table, of_wanted, f"of another provider than {wanted}", out)
+        provider = table.most_frequent("provider", table.by_library(library)) or ""
+    if not provider and table.kind == "attention":
+        works = table.workloads()
+        slow_first = np.argsort(-table["latency_us"])
+        provider = mode({works[i]: table["provider"][i] for i in slow_first}.values())
+    provider = provider or str(table.most_frequent("provider"))
+    names.remove(provider)
+    if names:
+        others = ", ".join(names)
+        out.notes.append(
+            f"{table.kind}: the figures are {provider}'s; there are others by {others}"
+        )
+    return keep(table, table["provider"] == provider, f"of another provider than {provider}", out)
 
 
 def keep(table: Table, rows: npt.NDArray[np.bool_], reason: str, out: Exported) -> Table:
