@@ -32,7 +32,6 @@ from quantbench.latency.attention_cost_model import (
     assumed_family,
     peak_tflops,
 )
-from quantbench.latency.decode_cost_model import SPREAD as DECODE_SPREAD
 from quantbench.latency.decode_cost_model import DecodePhysics
 from quantbench.latency.estimate import (
     Estimates,
@@ -141,10 +140,9 @@ class Corrected:
     ) -> Corrected:
         """Inverse of `to_json`. Raises KeyError, TypeError or ValueError if the data is broken."""
         learner = data["learner"]
-        interval = {name: float(data["interval"][name]) for name in ("factor", "floor")}
         return cls(
             kind.from_json(data, device),
-            IntervalCalibration(**interval),
+            IntervalCalibration.from_json(data["interval"]),
             None if learner is None else GaussianProcess.from_json(learner),
             float(data["below"]),
             float(data["above"]),
@@ -183,7 +181,8 @@ class AttentionModel:
 
         prior: `auto`, or `family-out` to exclude models of the device's generation.
         """
-        known = attention_prior(device, family_out=_check_prior(prior) == "family-out")
+        require_choice(_WHO, "prior", prior, PRIORS)
+        known = attention_prior(device, family_out=prior == "family-out")
         return cls(known.prefill(device), note=f"attention on {device.name}: {known.words}")
 
     @classmethod
@@ -229,8 +228,7 @@ class AttentionModel:
         unequal = shapes.seq_q != shapes.seq_k
         equal_rows = np.flatnonzero(~unequal & ~shapes.backward)
         unequal_rows = np.flatnonzero(unequal & ~shapes.backward)
-        few = max(len(equal_rows), len(unequal_rows)) < FEWEST_ROWS
-        if few:
+        if max(len(equal_rows), len(unequal_rows)) < FEWEST_ROWS:
             return replace(
                 bare,
                 note=f"{bare.note} "
@@ -253,13 +251,23 @@ class AttentionModel:
             )
         if len(unequal_rows) >= FEWEST_ROWS:
             rows = shapes[unequal_rows]
-            kernels = DecodePhysics.candidates(device)
             decode = _fitted(
-                kernels, DECODE_SPREAD, rows, times_us[unequal_rows], writes[unequal_rows], seed
+                DecodePhysics.candidates(device),
+                DecodePhysics.spread,
+                rows,
+                times_us[unequal_rows],
+                writes[unequal_rows],
+                seed,
             )
             words.append(f"unequal sequences fitted on {len(rows)} rows")
-        note = f"attention on {device.name}: {'; '.join(words)}"
-        model = cls(prefill, decode, shapes.dtype, masks, note=note, provenance=provenance or {})
+        model = cls(
+            prefill,
+            decode,
+            shapes.dtype,
+            masks,
+            note=f"attention on {device.name}: {'; '.join(words)}",
+            provenance=provenance or {},
+        )
         return model._with_backward_cost(shapes, times_us)
 
     def _with_backward_cost(
@@ -290,13 +298,12 @@ class AttentionModel:
         seen = self._seen(shapes)
         beyond = ~seen | shapes.backward
         columns = np.empty((7, len(shapes)))
-        for rows in (
-            np.flatnonzero(shapes.seq_q == shapes.seq_k),
-            np.flatnonzero(shapes.seq_q != shapes.seq_k),
-        ):
+        equal = shapes.seq_q == shapes.seq_k
+        for rows in map(np.flatnonzero, (equal, ~equal)):
             if len(rows):
-                model = self._of(shapes[rows[:1]])
-                columns[:, rows] = model.predict(shapes[rows], writes[rows], seen[rows])
+                columns[:, rows] = self._of(shapes[rows[:1]]).predict(
+                    shapes[rows], writes[rows], seen[rows]
+                )
         forward_us, below, above, launch_us, compute_us, memory_us, waves = columns
         fastest_us = shapes.flops / (peak_tflops(self.device, shapes.dtype) * 1e6)
         latency_us = forward_us * np.where(shapes.backward, self.backward_cost, 1.0)
@@ -378,10 +385,6 @@ class AttentionModel:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(_WHO, f"broken model ({error!r})", "what to_json wrote") from None
-
-
-def _check_prior(prior: str) -> str:
-    return require_choice(_WHO, "prior", prior, PRIORS)
 
 
 @cache
@@ -497,7 +500,7 @@ def _fit_physics(
 
     target = np.log(latency_us)
 
-    def fitted(physics: CostModel) -> tuple[float, FloatArray]:
+    def fitted(physics: CostModel) -> tuple[float, CostModel]:
         cost = physics.cost(shapes, cache_write)
 
         def residuals(parameters: FloatArray) -> FloatArray:
@@ -507,11 +510,9 @@ def _fit_physics(
             return np.concatenate([robust, (parameters - physics.parameters) / spread])
 
         found = least_squares(residuals, physics.parameters, method="trf")
-        return float(found.cost), np.asarray(found.x)
+        return found.cost, replace(physics, parameters=found.x)
 
-    found = [fitted(physics) for physics in candidates]
-    best = min(range(len(found)), key=lambda i: found[i][0])
-    return replace(candidates[best], parameters=found[best][1])
+    return min(map(fitted, candidates), key=lambda found: found[0])[1]
 
 
 def _fitted(
@@ -540,7 +541,7 @@ def _fitted(
     if not site.any():
         site = np.arange(len(shapes))
     sites = np.random.default_rng(seed).permutation(site.max() + 1)
-    alone, learned, deviation = (np.zeros(len(site)) for _ in range(3))
+    alone, learned, deviation = np.zeros((3, len(site)))
     seen = np.zeros(len(site), dtype=bool)
     for fold in range(min(_FOLDS, len(sites))):
         held = np.isin(site, sites[fold::_FOLDS])
@@ -558,12 +559,9 @@ def _fitted(
             )
             learned[held] = alone[held] - shift
         seen |= held
-    if learner is not None and np.abs(learned[seen]).mean() < np.abs(alone[seen]).mean():
-        return Corrected(
-            physics,
-            IntervalCalibration.of_held_out(np.abs(learned[seen]), deviation[seen] ** 2),
-            learner,
-        )
-    return Corrected(
-        physics, IntervalCalibration.of_held_out(np.abs(alone[seen]), np.zeros(int(seen.sum())))
-    )
+    error = np.abs(learned[seen])
+    bare_error = np.abs(alone[seen])
+    if learner is None or error.mean() >= bare_error.mean():
+        learner, error = None, bare_error
+        deviation[:] = 0.0
+    return Corrected(physics, IntervalCalibration.of_held_out(error, deviation[seen] ** 2), learner)

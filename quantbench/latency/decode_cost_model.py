@@ -34,7 +34,8 @@ class DecodeKernel:
     blocks_per_sm: largest number of blocks per SM that splitting the keys of a head may lead to;
         0 if keys are never split. The number of key slices is the largest within this limit.
     least_keys: smallest number of keys in a slice, which limits the number of slices.
-    shares_groups_only: whether keys are split only if several query heads share them.
+    shares_groups_only: whether keys are split only if several query heads share them. These
+        kernels also copy the queries of a batch, so that heads of a group become rows.
     largest_group: largest number of query heads that share the blocks of a key head; 0 for any
         number. In larger groups each query head reads the keys for itself.
     """
@@ -46,14 +47,15 @@ class DecodeKernel:
     largest_group: int = 0
 
 
-# Candidate rules: every block_m with every way of splitting (blocks_per_sm, least_keys and
-# shares_groups_only). FlashAttention-2 splits keys only if several query heads share them
-# (csrc/flash_attn/flash_api.cpp, seqlenq_ngroups_swapped).
-_RULES = ((1, 128), (1, 512), (2, 256), (1, 256, True), (2, 128, True))
+# Candidate rules: block_m with each way of splitting (blocks_per_sm, least_keys and
+# shares_groups_only). FlashAttention-2 splits keys only if several query heads share them. It
+# transposes the queries of these (csrc/flash_attn/flash_api.cpp, seqlenq_ngroups_swapped).
+# TensorRT-LLM's slices have at least 128 keys, and there are up to 8 blocks per SM
+# (cpp/tensorrt_llm/kernels/decoderMaskedMultiheadAttention/decoderXQAConstants.h).
+_RULES = ((1, 128), (1, 512), (2, 256), (2, 128, True))
 KERNELS = (
-    *(DecodeKernel(16, *rule) for rule in _RULES),
     *(DecodeKernel(64, *rule) for rule in _RULES),
-    *(DecodeKernel(32, *rule, largest_group=32) for rule in _RULES[:3]),
+    *(DecodeKernel(32, *rule, largest_group=32) for rule in ((1, 128), (2, 256), (8, 128))),
 )
 PARAMETERS = (
     Parameter("log_launch_us", "time of an empty call", 2.1, 0.7),
@@ -74,12 +76,14 @@ PARAMETERS = (
     ),
     Parameter("log_alone", "cost of a block with one query head over that of others", 0.0, 0.7),
     Parameter("log_part_us", "cost of joining one part of the keys", -3.5, 1.0),
+    Parameter("log_tile_keys", "keys of a tile, which a block processes as a whole", 3.0, 1.0),
+    Parameter("log_copy_us", "time of copying queries so that heads become rows", 1.0, 1.0),
+    Parameter("log_l2_slope", "steepness of the fall of the hits in L2, over 3", 0.0, 0.5),
+    Parameter("log_miss_us", "extra time of a call that finds nothing in L2", 1.0, 1.0),
 )
 _NAMES = tuple(p.name for p in PARAMETERS)
 #: Parameters that a stored model may lack, with the values that have no effect.
-_ABSENT = {"log_alone": 0.0, "log_part_us": -20.0}
-#: standard deviation of each parameter in the prior
-SPREAD = np.array([p.sd for p in PARAMETERS])
+_ABSENT = dict.fromkeys(_NAMES, -20.0) | {"log_alone": 0.0, "log_l2_slope": 0.0}
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,7 @@ class DecodePhysics:
     device: DeviceSpec
     kernel: DecodeKernel
     parameters: FloatArray
-    spread: ClassVar[FloatArray] = SPREAD
+    spread: ClassVar[FloatArray] = np.array([p.sd for p in PARAMETERS])
 
     @classmethod
     def candidates(cls, device: DeviceSpec) -> list[DecodePhysics]:
@@ -120,25 +124,40 @@ class DecodePhysics:
         multiply_us = 4.0 * elements * kernel.block_m / flop_per_us
         moved_us = shapes.forward_bytes / bytes_per_us
         in_l2 = np.log(shapes.forward_bytes / device.l2_bytes)
+        # Kernels with a largest group process single query heads without tiles.
+        tiled = (query_rows > 1) | (not kernel.largest_group)
+        # With one sequence or one key head, transposed queries need no copy.
+        copied = (
+            kernel.shares_groups_only
+            & (shapes.heads > shapes.kv_heads)
+            & (shapes.kv_heads > 1)
+            & (shapes.batch > 1)
+        )
 
         def terms(parameters: FloatArray) -> Terms:
             x = dict(zip(_NAMES, parameters, strict=True))
             reading_us = read_us * np.exp(-x["log_read_rate"])
             multiplying_us = multiply_us * np.exp(-x["log_product_efficiency"])
+            # A smooth maximum of the keys of a part and of a tile, over the former.
+            filling = (
+                1.0 + tiled * (np.exp(x["log_tile_keys"]) * parts / shapes.seq_k) ** 4
+            ) ** 0.25
             fixed_us = (
                 np.exp(x["log_block_us"])
                 + np.exp(x["log_row_us"]) * query_rows * shapes.head_dim / 1024.0
             )
             # Reading and multiplying overlap in part: a norm with p = 3 joins their times.
-            block_us = fixed_us + (reading_us**3 + multiplying_us**3) ** (1.0 / 3.0)
+            block_us = fixed_us + filling * (reading_us**3 + multiplying_us**3) ** (1.0 / 3.0)
             block_us = block_us * np.where(query_rows == 1, np.exp(x["log_alone"]), 1.0)
             fluid = 1.0 / (1.0 + np.exp(-x["logit_fluid_share"]))
             compute_us = block_us * ((1.0 - fluid) * waves + fluid * filled)
             # Fraction of the bytes that hit in L2. With the slope 3.0, this fraction falls from 0.9
             # to 0.1 while the bytes grow about fourfold.
-            hits = 1.0 / (1.0 + np.exp(3.0 * (in_l2 - x["log_l2_share"])))
+            excess = 3.0 * np.exp(x["log_l2_slope"]) * (in_l2 - x["log_l2_share"])
+            hits = 1.0 / (1.0 + np.exp(excess))
             memory_us = moved_us * np.exp(-x["log_memory_efficiency"])
             memory_us = memory_us * (1.0 - hits * (1.0 - np.exp(-x["log_l2_rate"])))
+            memory_us = memory_us + (1.0 - hits) * np.exp(x["log_miss_us"])
             join = 1.0 + np.exp(x["log_join"])
             # The norm uses the ratio of the times, because powers of the times overflow.
             longer_us = np.maximum(compute_us, memory_us)
@@ -147,6 +166,7 @@ class DecodePhysics:
             # One more block combines the partial results of a head.
             joining_us = np.exp(x["log_block_us"]) + np.exp(x["log_part_us"]) * parts
             launch_us = np.exp(x["log_launch_us"]) + np.where(parts > 1.0, joining_us, 0.0)
+            launch_us = launch_us + copied * np.exp(x["log_copy_us"])
             return Terms(launch_us + busy_us, launch_us, compute_us, memory_us, waves)
 
         return terms

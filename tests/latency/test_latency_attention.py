@@ -16,6 +16,7 @@ from quantbench.latency.attention_cost_model import (
     START,
     AttentionShapes,
     Physics,
+    Terms,
     cut,
     peak_tflops,
 )
@@ -141,7 +142,7 @@ def test_decoding_is_fitted_to_its_own_rows() -> None:
         seq_k, batch = int(2 ** rng.integers(3, 16)), int(2 ** rng.integers(0, 8))
         works.append(Attention(batch, kv_heads * group, 1, seq_k, 128, kv_heads, causal=False))
     shapes = AttentionShapes.of(works)
-    device = DecodePhysics.candidates(A100)[7]
+    device = DecodePhysics.candidates(A100)[2]
     cost = device.cost(shapes, np.zeros(len(works), dtype=bool))
     times = cost(device.parameters + 0.2).latency_us * np.exp(rng.normal(0, 0.02, len(works)))
     model = AttentionModel.fit(A100, shapes[:100], times[:100])
@@ -154,12 +155,18 @@ def test_decoding_is_fitted_to_its_own_rows() -> None:
     assert not AttentionModel.best(V100).knows(works[0])
 
 
+def decoded(
+    kernel: DecodeKernel, batch: int, heads: int, seq_k: int, kv_heads: int, **changed: float
+) -> Terms:
+    """Costs a shape with head_dim 128 on an A100, with 0 for each parameter that is not given."""
+    shapes = AttentionShapes.of([Attention(batch, heads, 1, seq_k, 128, kv_heads, causal=False)])
+    parameters = np.array([changed.get(p.name, 0.0) for p in PARAMETERS])
+    physics = DecodePhysics(A100, kernel, parameters)
+    return physics.cost(shapes, np.zeros(1, dtype=bool))(parameters)
+
+
 def test_a_sharp_join_of_decoding_does_not_overflow() -> None:
-    shapes = AttentionShapes.of([Attention(128, 64, 1, 2**17, 128, 8, "bf16", causal=False)])
-    physics = DecodePhysics.candidates(A100)[7]
-    sharp = physics.parameters.copy()
-    sharp[[p.name for p in PARAMETERS].index("log_join")] = 7.0
-    found = physics.cost(shapes, np.zeros(1, dtype=bool))(sharp)
+    found = decoded(DecodeKernel(64, 2, 256), 128, 64, 2**17, 8, log_join=7.0)
     longer_us = np.maximum(found.compute_us, found.memory_us)
     assert found.latency_us == pytest.approx(found.launch_us + longer_us, rel=1e-3)
 
@@ -170,12 +177,22 @@ def test_a_sharp_join_of_decoding_does_not_overflow() -> None:
     [(0, 32, 256, 3), (0, 64, 256, 5), (32, 32, 256, 3), (32, 64, 256, 152), (0, 32, 1, 1)],
 )
 def test_decoding_by_hand(largest_group: int, heads: int, batch: int, waves: int) -> None:
-    shapes = AttentionShapes.of([Attention(batch, heads, 1, 2**16, 128, 1, "bf16", causal=False)])
-    physics = DecodePhysics(A100, DecodeKernel(32, 1, 512, False, largest_group), np.empty(0))
-    found = physics.cost(shapes, np.zeros(1, dtype=bool))(np.zeros(len(PARAMETERS)))
+    found = decoded(DecodeKernel(32, 1, 512, False, largest_group), batch, heads, 2**16, 1)
     assert found.waves[0] == waves
     # One sequence is cut into 108 parts, which take 1 µs each to join, and so does the launch.
     assert found.launch_us[0] == (110 if batch == 1 else 1)
+
+
+def test_packed_queries_of_a_batch_are_copied() -> None:
+    for batch, kv_heads, copy_us in ((1, 8, 0), (4, 1, 0), (4, 8, 1)):
+        found = decoded(DecodeKernel(64, 2, 128, True), batch, 16, 64, kv_heads)
+        assert found.launch_us[0] == 1 + copy_us
+
+
+def test_keys_below_a_tile_take_the_time_of_a_tile() -> None:
+    kernel = DecodeKernel(64, 1, 128)
+    few, more = (decoded(kernel, 256, 32, keys, 8, log_tile_keys=5.0) for keys in (8, 64))
+    assert few.compute_us == pytest.approx(more.compute_us, rel=0.05)
 
 
 def test_a_backward_pass_is_no_faster_than_its_forward_pass() -> None:
