@@ -154,7 +154,7 @@ class DecodePhysics:
             # Fraction of the bytes that hit in L2. With the slope 3.0, this fraction falls from 0.9
             # to 0.1 while the bytes grow about fourfold.
             excess = 3.0 * np.exp(x["log_l2_slope"]) * (in_l2 - x["log_l2_share"])
-            hits = 1.0 / (1.0 + np.exp(excess))
+            hits = 0.5 - 0.5 * np.tanh(0.5 * excess)
             memory_us = moved_us * np.exp(-x["log_memory_efficiency"])
             memory_us = memory_us * (1.0 - hits * (1.0 - np.exp(-x["log_l2_rate"])))
             memory_us = memory_us + (1.0 - hits) * np.exp(x["log_miss_us"])
