@@ -50,12 +50,10 @@ class DecodeKernel:
 # Candidate rules: block_m with each way of splitting (blocks_per_sm, least_keys and
 # shares_groups_only). FlashAttention-2 splits keys only if several query heads share them. It
 # transposes the queries of these (csrc/flash_attn/flash_api.cpp, seqlenq_ngroups_swapped).
-# TensorRT-LLM's slices have at least 128 keys, and there are up to 8 blocks per SM
-# (cpp/tensorrt_llm/kernels/decoderMaskedMultiheadAttention/decoderXQAConstants.h).
 _RULES = ((1, 128), (1, 512), (2, 256), (2, 128, True))
 KERNELS = (
     *(DecodeKernel(64, *rule) for rule in _RULES),
-    *(DecodeKernel(32, *rule, largest_group=32) for rule in ((1, 128), (2, 256), (8, 128))),
+    *(DecodeKernel(32, *rule, largest_group=32) for rule in ((1, 128), (2, 256))),
 )
 PARAMETERS = (
     Parameter("log_launch_us", "time of an empty call", 2.1, 0.7),

@@ -462,7 +462,7 @@ def _measured(table: Table, op: str) -> str:
         )
     rows = table["op"] == op
     if not rows.any():
-        return "one of " + ", ".join(np.unique(table["op"]).tolist())
+        return f"one of {', '.join(np.unique(table['op']).tolist())}"
     pairs = np.unique(
         np.stack([table["num_nodes"][rows], table["num_gpus"][rows]]), axis=1
     ).T.tolist()

@@ -113,7 +113,7 @@ def csv_text(rows: Rows) -> str:
     """Returns rows as CSV text. A column exists if any row has it; missing cells are empty."""
     text = io.StringIO(newline="")
     names = dict.fromkeys(name for row in rows for name in row)
-    writer = csv.DictWriter(text, list(names), restval="", lineterminator="\n")
+    writer = csv.DictWriter(text, list(names), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
@@ -124,9 +124,8 @@ def require_gpu(profile: Profile, planner: str) -> None:
 
     planner: name of the format's planner, for the error message.
     """
-    device = profile.device
-    if device.kind == "cpu":
-        raise UnsupportedError(WHO, f"{device.name} is a {device.kind}", f"a GPU, for {planner}")
+    if profile.device.kind == "cpu":
+        raise UnsupportedError(WHO, f"{profile.device.name} is a cpu", f"a GPU, for {planner}")
 
 
 def products(profile: Profile, options: ExportOptions, out: Exported) -> Table:
@@ -148,9 +147,10 @@ def linear_layers(table: Table, options: ExportOptions, out: Exported, library: 
     if not len(table):
         return table
     if options.layout and options.layout not in table["layout"]:
-        there = ", ".join(sorted(set(table["layout"].tolist())))
         raise InputError(
-            WHO, f"--layout {options.layout}: no matrix product has this layout", f"one of {there}"
+            WHO,
+            f"--layout {options.layout}: no matrix product has this layout",
+            f"one of {', '.join(sorted(set(table['layout'].tolist())))}",
         )
     layout = options.layout or next(name for name in _LAYOUTS if (table["layout"] == name).any())
     if layout != "nt":
@@ -224,9 +224,8 @@ def of_provider(table: Table, provider: str, out: Exported, library: str = "") -
     provider = provider or str(table.most_frequent("provider"))
     names.remove(provider)
     if names:
-        others = ", ".join(names)
         out.notes.append(
-            f"{table.kind}: the figures are {provider}'s; there are others by {others}"
+            f"{table.kind}: the figures are {provider}'s; there are others by {', '.join(names)}"
         )
     return keep(table, table["provider"] == provider, f"of another provider than {provider}", out)
 
