@@ -46,8 +46,8 @@ _MOST_MEMORY = 0.25
 # First compute capability for which torch has FlashAttention. Source: PyTorch, sdp_utils.cpp,
 # `check_flash_attention_hardware_support` (sm80 to sm121).
 _FIRST_FLASH = (8, 0)
-# From this compute capability on, cuDNN's attention is measured as well. On an H200 it takes as
-# long as FlashAttention 3 in the tables of serving engines, and torch's FlashAttention 2 longer.
+# From this compute capability on, cuDNN's attention is measured as well. On an H200 it is faster
+# than torch's FlashAttention 2, and serving engines have FlashAttention 3 (docs/evidence.md).
 _FIRST_CUDNN = (9, 0)
 
 

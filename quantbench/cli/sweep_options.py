@@ -68,9 +68,7 @@ class SweepArguments(GridOptions):
         "--for",
     )
     points: int = option(0, "Number of points to measure of the grid (0: all).", min=0)
-    refine: bool = option(
-        False, "After the points, bisect to the exact size of every step in the time."
-    )
+    refine: bool = option(False, "After the points, bisect to the size of every step in the time.")
     provider: list[str] | None = option(
         None,
         "Libraries to measure, comma separated: torch (default), triton, torch.flash, "

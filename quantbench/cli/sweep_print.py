@@ -235,7 +235,7 @@ def result(
 
 
 def refine_of(options: SweepOptions, spec: DeviceSpec) -> Refine:
-    """Builds the bisection of --refine, which finds the exact sizes at which the time jumps.
+    """Builds the bisection of --refine, which finds the sizes at which the time jumps.
 
     options: options of the sweep, with the axes of the coarse grid.
     """
